@@ -1,0 +1,1 @@
+"""The bus: what services say to each other, keep for each other and remember together."""

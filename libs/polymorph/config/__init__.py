@@ -1,0 +1,1 @@
+"""Configuration: polymorph.yaml, overridden by POLYMORPH_* variables, then by flags."""

@@ -1,0 +1,1 @@
+"""The contract between services: what happened, under which subject, in which envelope."""

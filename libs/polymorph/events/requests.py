@@ -1,0 +1,117 @@
+"""Requests over core NATS and their answers. An answer is one JSON object with a `status` that names its type."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter
+
+from polymorph.events.base import Message
+from polymorph.events.values import Value
+
+
+class Request(Message):
+    """A question that one service answers."""
+
+    KIND = "req"
+
+
+class PlaceRequest(Request):
+    """Where shall this request run? Subject id: the pool."""
+
+    DOMAIN = "router"
+    NAME = "place"
+
+    pool: str
+    request_id: str
+    program_id: str | None = None
+    prompt_chars: int = 0
+    prompt_tokens_estimate: int = 0
+    max_tokens: int | None = None
+    stream: bool = False
+    exclude: Annotated[tuple[str, ...], Field(description="workers that just failed this request")] = ()
+
+    def subject_id(self) -> str:
+        return self.pool
+
+
+class Placed(Value):
+    """Send it there."""
+
+    status: Literal["placed"] = "placed"
+    worker_id: str
+    url: str
+
+
+class Held(Value):
+    """Wait: further answers follow on the same reply subject at least every `heartbeat_s` until `deadline_s`."""
+
+    status: Literal["held"] = "held"
+    reason: str
+    deadline_s: float
+    heartbeat_s: float
+
+
+class Unplaceable(Value):
+    """No worker can take it; answer the client with 503 and Retry-After."""
+
+    status: Literal["unplaceable"] = "unplaceable"
+    reason: str
+    retry_after_s: float
+
+
+Placement = Annotated[Placed | Held | Unplaceable, Field(discriminator="status")]
+PLACEMENT: TypeAdapter[Placed | Held | Unplaceable] = TypeAdapter(Placement)
+
+
+class LeaseHost(Request):
+    """Give the host's cores to the evaluator for one burst. Subject id: the worker.
+
+    The worker pauses its engine between two steps, answers, and resumes by itself after `burst_s`, so that a dead
+    evaluator never leaves an engine paused. `release` ends a burst early.
+    """
+
+    DOMAIN = "worker"
+    NAME = "lease-host"
+
+    MAX_BURST_S: ClassVar[float] = 0.3
+
+    worker_id: str
+    lease_id: str
+    burst_s: Annotated[float, Field(gt=0, le=0.3)]
+    release: bool = False
+
+    def subject_id(self) -> str:
+        return self.worker_id
+
+
+class LeaseAnswer(Value):
+    """Whether the burst is granted; `paused_s` is how long the engine stood still in the burst that just ended."""
+
+    granted: bool
+    reason: str = ""
+    paused_s: float = 0.0
+
+
+class ControlSlots(Request):
+    """Switch a worker between its revision and empty slots, for paired measurements. Subject id: the worker.
+
+    `revision` is "stable" for what the desired state holds, or "empty". It expires after `ttl_s`.
+    """
+
+    DOMAIN = "worker"
+    NAME = "control-slots"
+
+    worker_id: str
+    revision: Literal["stable", "empty"]
+    ttl_s: Annotated[float, Field(gt=0, le=600)]
+
+    def subject_id(self) -> str:
+        return self.worker_id
+
+
+class ControlAnswer(Value):
+    ok: bool
+    reason: str = ""
+    served_calls: int = 0
+
+
+REQUESTS: tuple[type[Request], ...] = (PlaceRequest, LeaseHost, ControlSlots)

@@ -1,0 +1,92 @@
+"""What stands in the key-value buckets: desired state, live workers. Level-triggered truth, never a queue."""
+
+import datetime as dt
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from polymorph.events.values import Revision, Value
+
+EMPTY = Revision(revision="empty")
+
+
+class Mode(StrEnum):
+    """How far the loop may go in a pool by itself."""
+
+    OBSERVE = "observe"
+    RECOMMEND = "recommend"
+    CANARY = "canary"
+    PINNED = "pinned"
+
+
+class Stage(StrEnum):
+    """How far the candidate of a pool has come."""
+
+    NONE = "none"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    FULL = "full"
+
+
+class PromoterSignature(Value):
+    """The promoter's word over pool, generation and content of the revisions (Ed25519, base64)."""
+
+    key_id: str
+    signature: str
+
+
+class DesiredState(Value):
+    """Bucket `desired`, key = pool. `generation` is the fencing token: allocated in SQL, it only grows."""
+
+    pool: str
+    generation: Annotated[int, Field(ge=0)]
+    mode: Mode = Mode.OBSERVE
+    stable: Revision = EMPTY
+    candidate: Revision | None = None
+    stage: Stage = Stage.NONE
+    share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    regime: str = "any"
+    promotion_id: str | None = None
+    signature: PromoterSignature | None = None
+
+    def signed_content(self) -> bytes:
+        """The bytes that the promoter signs and a worker verifies."""
+        return self.model_dump_json(exclude={"signature"}).encode()
+
+
+class Quarantine(Value):
+    """Bucket `quarantine`, key = artifact digest: never load this."""
+
+    artifact: str
+    reason: str
+    since: dt.datetime
+    until: dt.datetime | None = None
+
+
+class Freeze(Value):
+    """Bucket `freeze`, key = pool or `all`: nothing is promoted in this window."""
+
+    reason: str
+    since: dt.datetime
+    until: dt.datetime | None = None
+
+
+class WorkerRecord(Value):
+    """Bucket `workers` (TTL), key = worker id: put anew every heartbeat."""
+
+    worker_id: str
+    pool: str
+    model: str
+    url: str
+    state: Literal["starting", "ready", "draining"]
+    generation: int
+    revision: str
+    hardware: str
+    slots: tuple[str, ...] = ()
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+    kv_capacity_tokens: int = 0
+    max_num_seqs: int = 0
+    started_at: dt.datetime

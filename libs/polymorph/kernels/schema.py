@@ -1,0 +1,186 @@
+"""Definition, Solution, Workload and Trace: FlashInfer-Bench's schema, with ours beside it in `x_polymorph`."""
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polymorph.events.values import Numerics, Ratio
+
+
+class Document(BaseModel):
+    """A JSON document whose identity is the sha256 of its canonical form."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def canonical(self) -> bytes:
+        """Sorted keys, no spaces, UTF-8: the bytes that are hashed and kept."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+
+class Axis(Document):
+    type: Literal["const", "var"]
+    value: int | None = None
+
+
+class TensorSpec(Document):
+    shape: tuple[str, ...] | None
+    dtype: str
+
+
+class DefinitionExtension(Document):
+    accumulation: str = "float32"
+    equivalence: Literal["bitwise", "allclose", "distributional"] = "allclose"
+    flops: Annotated[str, Field(description="an expression of the axes, for example 2*M*N*K")] = "0"
+    bytes: str = "0"
+    packed_input: Annotated[str | None, Field(description="the input that may be repacked at load")] = None
+    bucket_axis: str = "M"
+
+
+class Definition(Document):
+    """An operation: its axes, tensors and a readable reference (`run`, torch, float64 on request)."""
+
+    name: str
+    op_type: str
+    axes: dict[str, Axis]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    reference: str
+    tags: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    x_polymorph: DefinitionExtension = DefinitionExtension()
+
+
+class SourceFile(Document):
+    path: str
+    content: str
+
+
+class BuildSpec(Document):
+    language: str = "cpp"
+    target_hardware: tuple[str, ...] = ()
+    entry_point: str = "kernel.cpp::pm_run"
+    dependencies: tuple[str, ...] = ()
+    destination_passing_style: bool = True
+    binding: str = "polymorph-c-abi-1"
+
+
+class SolutionExtension(Document):
+    parent: str | None = None
+    patch: str | None = None
+    proposer: str = "unknown"
+    pattern: str = ""
+    params: dict[str, str] = {}
+    isa: Annotated[
+        str, Field(description="the lowest tier it needs, a name of enum pm_isa without PM_ISA_")
+    ] = "GENERIC"
+    layout_source: Annotated[
+        str | None, Field(description="path of the source that alone decides the packing")
+    ] = None
+    numerics: Numerics = Numerics.REORDERED
+    min_m: int = 1
+    max_m: int = 1 << 30
+
+
+class Solution(Document):
+    """Code for a definition."""
+
+    name: str
+    definition: str
+    author: str
+    spec: BuildSpec
+    sources: tuple[SourceFile, ...]
+    x_polymorph: SolutionExtension = SolutionExtension()
+
+
+class WorkloadExtension(Document):
+    weight: Annotated[float, Field(description="share of the operation's live time that has this shape")] = (
+        1.0
+    )
+    signature: str = ""
+    captured_at: str | None = None
+    source_position: str | None = None
+    privacy: Literal["synthetic", "own-engine", "captured"] = "synthetic"
+
+
+class Workload(Document):
+    """Axes values and inputs to run a definition on."""
+
+    uuid: str
+    axes: dict[str, int]
+    inputs: dict[str, dict[str, Any]]
+    x_polymorph: WorkloadExtension = WorkloadExtension()
+
+
+class TraceStatus(StrEnum):
+    PASSED = "PASSED"
+    INCORRECT_SHAPE = "INCORRECT_SHAPE"
+    INCORRECT_NUMERICAL = "INCORRECT_NUMERICAL"
+    INCORRECT_DTYPE = "INCORRECT_DTYPE"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    TIMEOUT = "TIMEOUT"
+    REWARD_HACK = "REWARD_HACK"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID_REFERENCE = "INVALID_REFERENCE"
+
+
+class Evaluation(Document):
+    status: TraceStatus
+    environment: dict[str, Any] = {}
+    correctness: dict[str, Any] = {}
+    performance: dict[str, Any] = {}
+
+
+class TraceExtension(Document):
+    samples: dict[str, Any] = {}
+    interval: Ratio | None = None
+    design: str = ""
+    seed_commitment: str = ""
+    hardware: str = ""
+    guards: dict[str, Any] = {}
+
+
+class Trace(Document):
+    """What came out when a solution ran on a workload."""
+
+    definition: str
+    workload: str
+    solution: str
+    evaluation: Evaluation
+    x_polymorph: TraceExtension = TraceExtension()
+
+
+class Manifest(Document):
+    """What the evaluator signs about one shared library. Its digest names it in a KernelBinding."""
+
+    artifact: Annotated[str, Field(description="sha256 of the shared library")]
+    definition: str
+    definition_digest: str
+    solution: str
+    abi: Literal["polymorph-c-abi-1"] = "polymorph-c-abi-1"
+    hardware: Annotated[str, Field(description="hardware fingerprint it was measured on")]
+    isa: str
+    toolchain: str
+    layout: Annotated[
+        str | None, Field(description="digest of the packing; equal layouts share one packed weight")
+    ]
+    numerics: Numerics
+    min_m: int
+    max_m: int
+    evidence: str
+
+
+class SignedManifest(Document):
+    """A manifest with the evaluator's Ed25519 signature over its canonical bytes."""
+
+    manifest: Manifest
+    key_id: str
+    signature: Annotated[str, Field(description="base64")]
