@@ -1,0 +1,52 @@
+"""Greedy agreement: how often two runs choose the same tokens, and where they part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Over pairs of greedy outputs: the share that are equal, and the mean position of the first difference.
+
+    `first_difference` is in tokens over the outputs that differ, None where all are equal.
+    """
+
+    requests: int
+    equal: int
+    first_difference: float | None
+
+    @property
+    def share(self) -> float:
+        return self.equal / self.requests
+
+
+def agreement(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> Agreement:
+    """Compares the outputs of two runs of the same requests, in the same order.
+
+    Raises:
+        ValueError: no requests, or another number of them on the two sides.
+    """
+    if len(first) != len(second) or not first:
+        raise ValueError(f"{len(first)} and {len(second)} outputs: compare the same requests, at least 1")
+    parts = [_first_difference(one, other) for one, other in zip(first, second, strict=True)]
+    apart = [position for position in parts if position is not None]
+    mean = sum(apart) / len(apart) if apart else None
+    return Agreement(requests=len(parts), equal=len(parts) - len(apart), first_difference=mean)
+
+
+def no_worse(candidate: Agreement, incumbent: Agreement) -> bool:
+    """Whether the candidate agrees with the incumbent at least as often as the incumbent does with itself.
+
+    One request of slack, since one flip among few requests is no evidence; none where the incumbent always agrees
+    with itself over at least twenty requests.
+    """
+    slack = 0 if incumbent.equal == incumbent.requests and incumbent.requests >= 20 else 1
+    scaled = incumbent.share * candidate.requests
+    return candidate.equal >= scaled - slack
+
+
+def _first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
+    for position, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return position
+    return None if len(first) == len(second) else min(len(first), len(second))

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from polymorph.stats.agreement import agreement, no_worse
+from polymorph.stats.blocks import paired_ratio
+
+
+def _block_pairs(rng: np.random.Generator, truth: float, blocks: int) -> tuple[list[float], list[float]]:
+    shared = rng.normal(100, 15, blocks).clip(40)
+    noise = rng.normal(1, 0.02, (2, blocks))
+    return (shared * noise[0]).tolist(), (shared * truth * noise[1]).tolist()
+
+
+@pytest.mark.parametrize("blocks", [6, 16])
+def test_an_a_a_interval_covers_one(blocks: int) -> None:
+    rng = np.random.default_rng(blocks)
+    covered = 0
+    for _ in range(400):
+        ratio = paired_ratio(*_block_pairs(rng, 1.0, blocks), rng)
+        covered += ratio.low <= 1.0 <= ratio.high
+    assert 0.92 < covered / 400 <= 0.99
+
+
+def test_pairing_takes_out_what_blocks_share() -> None:
+    rng = np.random.default_rng(3)
+    ratio = paired_ratio(*_block_pairs(rng, 1.1, 8), rng)
+    assert ratio.low > 1.05
+    assert ratio.high < 1.15
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0, 0.0], [1.0, 1.0])])
+def test_blocks_that_cannot_be_paired_are_refused(a: list[float], b: list[float]) -> None:
+    with pytest.raises(ValueError, match="blocks"):
+        paired_ratio(a, b, np.random.default_rng(0))
+
+
+def test_agreement_counts_equal_outputs_and_where_others_part() -> None:
+    found = agreement([[1, 2, 3], [4, 5, 6], [7, 8]], [[1, 2, 3], [4, 9, 6], [7, 8, 9]])
+    assert found.share == pytest.approx(1 / 3)
+    assert found.first_difference == pytest.approx(1.5)
+
+
+def test_the_yardstick_is_the_incumbents_agreement_with_itself() -> None:
+    def share(equal: int) -> "object":
+        return agreement([[1]] * 8, [[1]] * equal + [[2]] * (8 - equal))
+
+    assert no_worse(share(4), share(4))  # type: ignore[arg-type]
+    assert no_worse(share(3), share(4))  # type: ignore[arg-type]
+    assert not no_worse(share(1), share(4))  # type: ignore[arg-type]
+
+
+def test_always_equal_over_many_requests_leaves_no_slack() -> None:
+    same = agreement([[1]] * 24, [[1]] * 24)
+    one_off = agreement([[1]] * 24, [[1]] * 23 + [[2]])
+    assert not no_worse(one_off, same)
