@@ -1,0 +1,1 @@
+"""Embedded mode: the whole loop on one machine under one supervisor, and the `polymorph` command."""

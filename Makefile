@@ -1,0 +1,68 @@
+# Two commands matter: `make demo` and `make test`. Both set up what is missing.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+QUICK ?=
+export QUICK
+
+.PHONY: help setup demo up down status doctor test test-fast lint types format models asyncapi lock bench-gateway bench-kernels clean
+
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Use it
+demo: setup ## The loop on this machine: real vLLM, real traffic, a kernel promoted while it serves
+	@$(BIN)/python benchmarks/demo.py
+
+up: setup ## Start embedded mode in the foreground (ARGS="--workers 2 --port 8000")
+	@$(BIN)/polymorph up $(ARGS)
+
+down: ## Stop it
+	@$(BIN)/polymorph down $(ARGS)
+
+status: ## Say what runs
+	@$(BIN)/polymorph status $(ARGS)
+
+##@ Set it up
+doctor: ## Check what a start would trip over (standard library only)
+	@$(PYTHON) libs/polymorph/embedded/doctor.py $(ARGS)
+
+setup: ## Install vLLM for the CPU and Polymorph into .venv, fetch SmolLM2; a no-op where nothing changed
+	@$(PYTHON) libs/polymorph/embedded/doctor.py --skip port || { echo "Mend what is marked FAIL, then run make again." >&2; exit 2; }
+	@$(PYTHON) setup/install.py
+
+models: setup ## Train the small committed models again (seeded)
+	@$(BIN)/python models/train.py --all
+
+lock: ## Pin what .venv holds now (needs uv in it)
+	@$(BIN)/python setup/lock.py
+
+##@ Check it
+test: setup ## All tests that run without containers, the real servers and the real engine among them
+	@$(BIN)/python -m pytest -m "not slow" --timeout 600 $(ARGS)
+
+test-fast: setup ## Only the quick ones: no server, no engine
+	@$(BIN)/python -m pytest -m "not slow and not real and not engine" --timeout 120 $(ARGS)
+
+lint: setup ## ruff, import-linter
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
+
+types: setup ## mypy --strict over libs, services and benchmarks
+	@$(BIN)/mypy
+
+format: ## Format the code
+	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
+
+asyncapi: ## Write docs/events/asyncapi.yaml from the event types
+	@$(BIN)/python -m polymorph.events.asyncapi docs/events/asyncapi.yaml
+
+##@ Measure it (last line is one JSON object; QUICK=1 is short)
+bench-gateway: setup ## What the gateway adds to a request
+	@$(BIN)/python benchmarks/gateway_overhead.py
+
+bench-kernels: setup ## Linear kernels against the engine's own
+	@$(BIN)/python benchmarks/kernels_linear.py
+
+clean: ## Remove caches and the data of embedded mode (not .venv)
+	@rm -rf .polymorph .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

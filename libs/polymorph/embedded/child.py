@@ -1,0 +1,162 @@
+"""One supervised process: start, readiness, restart with backoff, drain."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+State = Literal["waiting", "starting", "ready", "restarting", "draining", "stopped"]
+
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_STEADY_S = 60.0  # a process that ran this long starts its backoff anew
+_POLL_S = 0.2
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Ready = Callable[[], Awaitable[bool]]
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: a supervisor that is killed leaves no process behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """How to run one process."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    log: Path
+    ready: Ready
+    where: str = ""
+    drain_s: float = 15.0
+    drain_rank: int = 0  # lower stops first; equal ranks stop together
+    nice: int = 0
+    after_ready: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass
+class Child:
+    """A running process and what became of it."""
+
+    spec: ChildSpec
+    changed: Callable[["Child"], None]
+    state: State = "waiting"
+    pid: int | None = None
+    restarts: int = 0
+    since: float = field(default_factory=time.monotonic)
+    detail: str = ""
+    _process: asyncio.subprocess.Process | None = None
+    _task: asyncio.Task[None] | None = None
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: bool = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"child-{self.spec.name}")
+
+    async def wait_ready(self) -> None:
+        """Returns at the first readiness, however long that takes; the caller may bound it."""
+        await self._ready.wait()
+
+    def _become(self, state: State, detail: str = "") -> None:
+        if state != self.state:
+            self.since = time.monotonic()
+        self.state, self.detail = state, detail
+        self.changed(self)
+
+    async def _run(self) -> None:
+        failures = 0
+        while not self._stopping:
+            self._become("starting" if not self.restarts else "restarting")
+            begun = time.monotonic()
+            process = await self._spawn()
+            watch = asyncio.create_task(self._watch_readiness())
+            code = await process.wait()
+            watch.cancel()
+            self._kill_group()
+            if self._stopping:
+                return
+            failures = 0 if time.monotonic() - begun > _STEADY_S else failures + 1
+            delay = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+            self.restarts += 1
+            self._become(
+                "restarting", f"ended with {_describe(code)}; again in {delay:g} s; log {self.spec.log}"
+            )
+            await asyncio.sleep(delay)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        with self.spec.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self.spec.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.spec.environment,
+                start_new_session=True,
+                preexec_fn=self._prepare,
+            )
+        self._process, self.pid = process, process.pid
+        self.changed(self)
+        return process
+
+    def _prepare(self) -> None:
+        _die_with_parent()
+        if self.spec.nice:
+            os.nice(self.spec.nice)
+
+    async def _watch_readiness(self) -> None:
+        while not await self.spec.ready():  # noqa: ASYNC110 - another process gets ready, not an event of ours
+            await asyncio.sleep(_POLL_S)
+        if self.spec.after_ready is not None:
+            await self.spec.after_ready()
+        self._ready.set()
+        self._become("ready")
+
+    async def stop(self) -> None:
+        """SIGTERM, then after the drain time SIGKILL to the whole process group."""
+        self._stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            self._become("draining")
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), self.spec.drain_s)
+            except TimeoutError:
+                self._kill_group()
+                await process.wait()
+        self._kill_group()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._become("stopped")
+
+    def _kill_group(self) -> None:
+        """Ends what a dead process left behind, such as an engine below a worker."""
+        if self.pid is None:
+            return
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def last_line(path: Path, limit: int = 100) -> str:
+    """The end of a log, for a line of state."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:limit] if lines else ""

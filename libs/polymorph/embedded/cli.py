@@ -1,0 +1,78 @@
+"""The command `polymorph`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from polymorph.embedded import doctor
+from polymorph.embedded.folder import DataFolder, StartRefused
+from polymorph.embedded.options import DEFAULT_MODEL, UpOptions
+from polymorph.embedded.status import down, status
+
+_EXIT_CODES = "exit codes: 0 done, 1 not all ready, 2 refused (one line says why), 3 nothing runs"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="polymorph", description="LLM serving that keeps tuning itself.", epilog=_EXIT_CODES
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start embedded mode: NATS, Valkey, SQLite and the five services")
+    up.add_argument(
+        "--model", type=Path, default=DEFAULT_MODEL, help="a folder that vLLM can serve (%(default)s)"
+    )
+    up.add_argument("--served-model-name", help="the name that clients send (default: the folder's name)")
+    up.add_argument("--workers", type=int, default=1)
+    up.add_argument("--port", type=int, default=8000)
+    up.add_argument(
+        "--data", type=Path, default=Path(".polymorph"), help="where everything is kept (%(default)s)"
+    )
+    up.add_argument("--mode", default="observe", help="observe, recommend, canary or pinned (%(default)s)")
+    up.add_argument("--kv-gib", type=float, default=1.0, help="KV cache of each worker in GiB (%(default)s)")
+    up.add_argument("--max-model-len", type=int, help="context in tokens (default: the worker's)")
+    up.add_argument("--no-tune", action="store_true", help="leave compiler and evaluator out: plain serving")
+    for name, text in (("status", "say what runs"), ("down", "drain and stop")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--data", type=Path, default=Path(".polymorph"))
+        if name == "status":
+            command.add_argument("--json", action="store_true", dest="as_json")
+    commands.add_parser("doctor", help="check what a start would trip over", add_help=False)
+    return parser
+
+
+def _up(options: argparse.Namespace) -> int:
+    wanted = UpOptions(
+        model=options.model,
+        workers=options.workers,
+        port=options.port,
+        data=options.data,
+        mode=options.mode,
+        served_model_name=options.served_model_name,
+        kv_gib=options.kv_gib,
+        max_model_len=options.max_model_len,
+        tune=not options.no_tune,
+    )
+    from polymorph.embedded.up import up  # noqa: PLC0415 - keeps status, down and doctor quick
+
+    up(wanted)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["doctor"]:
+        return doctor.main(given[1:])
+    options = _parser().parse_args(given)
+    try:
+        if options.command == "up":
+            return _up(options)
+        folder = DataFolder(options.data)
+        return status(folder, as_json=options.as_json) if options.command == "status" else down(folder)
+    except StartRefused as refusal:
+        print(f"polymorph: {refusal}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

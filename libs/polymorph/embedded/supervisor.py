@@ -1,0 +1,97 @@
+"""The supervisor of embedded mode: starts in order, keeps alive, says what is so, drains."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from polymorph.embedded.child import Child, ChildSpec, last_line
+from polymorph.embedded.folder import DataFolder
+
+_PROGRESS_EVERY_S = 15.0
+
+
+class Supervisor:
+    """Runs children in stages: those of a stage start together, the next stage waits until all are ready once."""
+
+    def __init__(
+        self, folder: DataFolder, stages: Sequence[Sequence[ChildSpec]], facts: dict[str, Any]
+    ) -> None:
+        self._folder = folder
+        self._stages = [[Child(spec, self._changed) for spec in stage] for stage in stages]
+        self._facts = facts
+        self._stop = asyncio.Event()
+        self._said: dict[str, str] = {}
+
+    @property
+    def children(self) -> list[Child]:
+        return [child for stage in self._stages for child in stage]
+
+    async def run(self) -> None:
+        """Returns when asked to stop (SIGINT, SIGTERM) and everything is down."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        starting = asyncio.create_task(self._start())
+        progress = asyncio.create_task(self._progress())
+        await self._stop.wait()
+        starting.cancel()
+        progress.cancel()
+        await asyncio.gather(starting, progress, return_exceptions=True)
+        await self._drain()
+
+    async def _start(self) -> None:
+        begun = time.monotonic()
+        for stage in self._stages:
+            for child in stage:
+                child.start()
+            await asyncio.gather(*(child.wait_ready() for child in stage))
+        self._say(f"everything is ready after {time.monotonic() - begun:.0f} s")
+
+    async def _progress(self) -> None:
+        """A start of minutes never stands silent."""
+        while True:
+            await asyncio.sleep(_PROGRESS_EVERY_S)
+            for child in self.children:
+                waited = time.monotonic() - child.since
+                if child.state in {"starting", "restarting"} and waited > _PROGRESS_EVERY_S:
+                    self._say(
+                        f"{child.spec.name:<12} {child.state:<10} {waited:4.0f} s  {last_line(child.spec.log)}"
+                    )
+
+    async def _drain(self) -> None:
+        """The front door first, then what stands behind it; the bus last."""
+        self._say("stopping: requests in flight are answered first")
+        for rank in sorted({child.spec.drain_rank for child in self.children}):
+            stopping = [c for c in self.children if c.spec.drain_rank == rank and c.pid is not None]
+            await asyncio.gather(*(child.stop() for child in stopping))
+        self._say("stopped")
+
+    def _changed(self, child: Child) -> None:
+        self._write_state()
+        text = f"{child.state} {child.detail}"
+        if self._said.get(child.spec.name) != text and child.state != "stopped":
+            self._said[child.spec.name] = text
+            note = child.detail or child.spec.where
+            self._say(f"{child.spec.name:<12} {child.state:<10} {note}")
+
+    def _write_state(self) -> None:
+        children = {
+            child.spec.name: {
+                "state": child.state,
+                "pid": child.pid,
+                "restarts": child.restarts,
+                "where": child.spec.where,
+                "log": str(child.spec.log),
+                "detail": child.detail,
+            }
+            for child in self.children
+        }
+        self._folder.write_state({"pid": os.getpid(), **self._facts, "children": children})
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True, file=sys.stdout)

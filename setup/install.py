@@ -1,0 +1,149 @@
+"""Installs Polymorph and vLLM for the CPU into .venv. Standard library only; a no-op where nothing changed.
+
+Each step has a stamp over what it depends on, so that an interrupted set-up goes on where it stopped.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin/python"
+STAMPS = VENV / ".polymorph-setup"
+REQUIREMENTS = ROOT / "requirements"
+MODEL = ROOT / "models/smollm2-135m-instruct"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of the set-up: `inputs` are the files that decide whether it must run again."""
+
+    name: str
+    takes: str
+    inputs: tuple[Path, ...]
+    run: Callable[[], None]
+    result: Path | None = None
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.name} {sys.version} {VENV}".encode())
+        for path in self.inputs:
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def done(self) -> bool:
+        stamp = STAMPS / self.name
+        if self.result is not None and not self.result.exists():
+            return False
+        return stamp.exists() and stamp.read_text() == self.fingerprint()
+
+    def mark(self) -> None:
+        STAMPS.mkdir(parents=True, exist_ok=True)
+        (STAMPS / self.name).write_text(self.fingerprint())
+
+
+def call(*command: str | Path) -> None:
+    subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
+
+
+def pip(*arguments: str | Path) -> None:
+    call(
+        PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--progress-bar",
+        "off",
+        "-q",
+        *arguments,
+    )
+
+
+def make_environment() -> None:
+    venv.EnvBuilder(with_pip=True, clear=VENV.exists() and not PYTHON.exists()).create(VENV)
+
+
+def install_torch() -> None:
+    index = os.environ.get("POLYMORPH_TORCH_INDEX")
+    pip(*(["--index-url", index] if index else []), "--require-hashes", "-r", REQUIREMENTS / "torch-cpu.lock")
+
+
+def install_closure() -> None:
+    pip("--require-hashes", "-r", REQUIREMENTS / "cpu.lock")
+
+
+def install_project() -> None:
+    pip("--no-build-isolation", "-e", ROOT)
+
+
+def build_dispatcher() -> None:
+    call(PYTHON, "-m", "polymorph.engine.dispatcher.build")
+
+
+def fetch_model() -> None:
+    call(PYTHON, ROOT / "models/fetch_smollm2.py")
+
+
+def steps(*, with_model: bool) -> list[Step]:
+    dispatcher = ROOT / "libs/polymorph/engine/dispatcher"
+    sources = tuple(sorted(p for p in dispatcher.rglob("*") if p.suffix in {".cpp", ".h", ".py"}))
+    torch_lock, closure_lock = REQUIREMENTS / "torch-cpu.lock", REQUIREMENTS / "cpu.lock"
+    listed = [
+        Step("environment", "10 s", (), make_environment, PYTHON),
+        Step("torch", "1 min", (torch_lock,), install_torch),
+        Step("packages", "3 min, vLLM for the CPU among them", (closure_lock,), install_closure),
+        Step("polymorph", "5 s", (ROOT / "pyproject.toml",), install_project),
+        Step("dispatcher", "1 min of C++", (*sources, torch_lock, closure_lock), build_dispatcher),
+    ]
+    if with_model:
+        fetch = ROOT / "models/fetch_smollm2.py"
+        listed.append(
+            Step("model", "1 min: SmolLM2-135M-Instruct", (fetch,), fetch_model, MODEL / "model.safetensors")
+        )
+    return listed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Sets Polymorph up in .venv.")
+    parser.add_argument(
+        "--without-model", action="store_true", help="leave SmolLM2 out (tests use the small models)"
+    )
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    todo = [step for step in steps(with_model=not options.without_model) if not step.done()]
+    if not todo:
+        print("set-up: nothing changed, nothing to do")
+        return 0
+    for number, step in enumerate(todo, start=1):
+        left = ", ".join(later.name for later in todo[number:]) or "nothing"
+        print(
+            f"set-up {number}/{len(todo)}: {step.name} (about {step.takes}); left after it: {left}",
+            flush=True,
+        )
+        begun = time.monotonic()
+        try:
+            step.run()
+        except subprocess.CalledProcessError as error:
+            print(
+                f"set-up stopped at {step.name}: exit code {error.returncode} of: {' '.join(error.cmd)}",
+                file=sys.stderr,
+            )
+            print("Run it again once the cause is mended: it goes on at this step.", file=sys.stderr)
+            return 1
+        step.mark()
+        print(f"set-up {number}/{len(todo)}: {step.name} took {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"set-up: done in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
