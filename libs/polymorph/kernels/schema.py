@@ -42,6 +42,12 @@ class DefinitionExtension(Document):
     bytes: str = "0"
     packed_input: Annotated[str | None, Field(description="the input that may be repacked at load")] = None
     bucket_axis: str = "M"
+    optional_inputs: Annotated[
+        tuple[str, ...], Field(description="inputs that a call may leave out (data == NULL)")
+    ] = ()
+    output_aliases: Annotated[
+        dict[str, str], Field(description="output to the input whose memory it may share")
+    ] = {}
 
 
 class Definition(Document):
