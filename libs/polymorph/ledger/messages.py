@@ -1,0 +1,64 @@
+"""Outbox and inbox: what is said and heard in the same transaction as what is done."""
+
+import datetime as dt
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from polymorph.events.base import Command, Event
+from polymorph.events.envelope import message_id
+from polymorph.events.types import COMMANDS, EVENTS
+from polymorph.ledger.tables import InboxRow, OutboxRow
+
+Kept = type[Event] | type[Command]
+
+_KEPT: tuple[Kept, ...] = (*EVENTS, *COMMANDS)
+_TYPES: dict[str, Kept] = {kind.type_name(): kind for kind in _KEPT}
+
+
+class UnknownMessage(ValueError):
+    """A row names a message type that this release does not have."""
+
+
+def encode(message: Event | Command) -> dict[str, Any]:
+    """A message as it lies in a row."""
+    return {"type": message.type_name(), "data": message.model_dump(mode="json")}
+
+
+def decode(type_name: str, data: dict[str, Any]) -> Event | Command:
+    """The message of a row. Raises `UnknownMessage`."""
+    kind = _TYPES.get(type_name)
+    if kind is None:
+        raise UnknownMessage(f"{type_name!r} is no kept message of this release; known are {sorted(_TYPES)}")
+    return kind.model_validate(data)
+
+
+def enqueue(session: Session, message: Event | Command, *, source: str, now: dt.datetime) -> None:
+    """Puts `message` into the outbox once, however often the same fact is told."""
+    identity = message_id(message, source)
+    if session.exec(select(OutboxRow).where(OutboxRow.message_id == identity)).first() is not None:
+        return
+    body = encode(message)
+    session.add(OutboxRow(message_id=identity, type=body["type"], data=body["data"], created_at=now))
+    session.flush()
+
+
+def pending(session: Session, limit: int) -> list[OutboxRow]:
+    """What is still to be published, oldest first."""
+    statement = select(OutboxRow).where(col(OutboxRow.published_at).is_(None))
+    return list(session.exec(statement.order_by(col(OutboxRow.sequence)).limit(limit)))
+
+
+def mark_published(session: Session, sequence: int, now: dt.datetime) -> None:
+    row = session.get(OutboxRow, sequence)
+    if row is not None and row.published_at is None:
+        row.published_at = now
+
+
+def first_time(session: Session, consumer: str, identity: str, now: dt.datetime) -> bool:
+    """Whether `consumer` meets this message for the first time; it is remembered with the rest of the transaction."""
+    if session.get(InboxRow, (consumer, identity)) is not None:
+        return False
+    session.add(InboxRow(consumer=consumer, message_id=identity, received_at=now))
+    session.flush()
+    return True

@@ -1,0 +1,35 @@
+"""Migrations, shipped with the package: `await upgrade(url)` brings a database to this release's tables."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection
+
+from polymorph.ledger.database import create_engine
+
+
+async def upgrade(url: str, revision: str = "head") -> None:
+    """Runs what is missing, in one transaction; does nothing where nothing is."""
+    engine = create_engine(url)
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(upgrade_connection, revision)
+    finally:
+        await engine.dispose()
+
+
+def upgrade_connection(connection: Connection, revision: str = "head") -> None:
+    command.upgrade(_config(connection), revision)
+
+
+def downgrade_connection(connection: Connection, revision: str) -> None:
+    command.downgrade(_config(connection), revision)
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
