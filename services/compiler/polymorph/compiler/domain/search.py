@@ -1,0 +1,342 @@
+"""The state machine of one search: answers and time in, orders and facts out. Nothing here touches the world.
+
+Every call returns the next state and its effects. The effects of a state may be carried out again after a crash:
+ids derive from what is remembered, so an order sent twice is one evaluation and a promotion asked twice is one.
+"""
+
+import datetime as dt
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polymorph.compiler.domain import search_report
+from polymorph.compiler.domain.search_state import (
+    Announce,
+    Candidate,
+    Effect,
+    Keep,
+    Order,
+    Pending,
+    Phase,
+    Promote,
+    Proposers,
+    Result,
+    Search,
+    Winner,
+)
+from polymorph.events.types import CandidateEvaluated, CandidateProposed, EvaluateCandidate, SearchClosed
+from polymorph.events.values import Gate, KernelBinding, Numerics, Verdict
+from polymorph.kernels.schema import Solution
+
+Step = tuple[Search, list[Effect]]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a search may cost and what counts as better."""
+
+    candidates: int = 24
+    seconds: float = 600.0
+    in_flight: int = 2
+    margin: float = 0.01
+    progress: float = 0.002
+    confirmations: int = 3
+    answer_s: float = 300.0
+    longest_answer_s: float = 3600.0
+
+
+class SearchMachine:
+    """Moves a search on. Holds no state of its own."""
+
+    def __init__(self, budget: Budget, proposers: Proposers, fresh_seed: Callable[[], int]) -> None:
+        self._budget = budget
+        self._proposers = proposers
+        self._fresh_seed = fresh_seed
+
+    def begin(self, search: Search, now: dt.datetime, *, promote: bool) -> Step:
+        """The first round of proposals."""
+        return self._go_on(search, now, promote=promote)
+
+    def evaluated(
+        self, search: Search, event: CandidateEvaluated, now: dt.datetime, *, promote: bool
+    ) -> Step:
+        """An answer came. One that nobody waits for (told twice, or of another search) changes nothing."""
+        answered = [p for p in search.pending if p.order.evaluation_id == event.evaluation_id]
+        if not answered or search.phase not in (Phase.SEARCHING, Phase.CONFIRMING):
+            return search, []
+        confirmation = answered[0].order.confirm_seed > 0
+        told = tuple(
+            _with_answer(c, event, confirmation=confirmation) if c.candidate_id == event.candidate_id else c
+            for c in search.candidates
+        )
+        waiting = tuple(p for p in search.pending if p.order.evaluation_id != event.evaluation_id)
+        return self._go_on(
+            search.model_copy(update={"candidates": told, "pending": waiting}), now, promote=promote
+        )
+
+    def tick(self, search: Search, now: dt.datetime) -> Step:
+        """Sends orders again whose answer is overdue, each time with twice the patience."""
+        late = {p.order.evaluation_id for p in search.pending if now >= self._overdue_at(p)}
+        if not late:
+            return search, []
+        pending = tuple(
+            p.model_copy(update={"sent_at": now, "sends": p.sends + 1})
+            if p.order.evaluation_id in late
+            else p
+            for p in search.pending
+        )
+        again: list[Effect] = [Order(p.order) for p in pending if p.order.evaluation_id in late]
+        return search.model_copy(update={"pending": pending}), again
+
+    def resume(self, search: Search) -> list[Effect]:
+        """What a process that starts again must do for what it finds."""
+        if search.phase is Phase.PROMOTING:
+            return [Promote(winner_of(search))]
+        return [Order(p.order) for p in search.pending]
+
+    def approved(self, search: Search) -> Step:
+        """A winner that waited may go live now."""
+        if search.phase is not Phase.WAITING:
+            return search, []
+        search = search.model_copy(update={"phase": Phase.PROMOTING})
+        return search, [Promote(winner_of(search))]
+
+    def promoted(self, search: Search, *, done: bool, reason: str) -> Step:
+        """The promoter answered."""
+        if search.phase is not Phase.PROMOTING:
+            return search, []
+        return close(search, "promoted" if done else "failed", reason)
+
+    def cancelled(self, search: Search, reason: str) -> Step:
+        """Somebody took the pool's mode back, say. A promotion under way is not cancelled here."""
+        if search.phase in (Phase.CLOSED, Phase.PROMOTING):
+            return search, []
+        return close(search, "cancelled", reason)
+
+    def _overdue_at(self, pending: Pending) -> dt.datetime:
+        patience = self._budget.answer_s * 2 ** (pending.sends - 1)
+        return pending.sent_at + dt.timedelta(seconds=min(patience, self._budget.longest_answer_s))
+
+    def _go_on(self, search: Search, now: dt.datetime, *, promote: bool) -> Step:
+        effects: list[Effect] = []
+        if search.phase is Phase.SEARCHING:
+            search, more = self._look(search, now)
+            effects += more
+        if search.phase is Phase.CONFIRMING:
+            search, more = self._confirm(search, now, promote=promote)
+            effects += more
+        return search, effects
+
+    def _look(self, search: Search, now: dt.datetime) -> Step:
+        """Keeps the evaluator busy until the budget is spent or a round brings nothing."""
+        effects: list[Effect] = []
+        if (now - search.opened_at).total_seconds() >= self._budget.seconds:
+            search = search.model_copy(update={"stopped": f"{self._budget.seconds:g} s were spent"})
+        elif not search.queued() and not search.pending:
+            search, effects = self._propose(search)
+        if not search.stopped:
+            search, orders = self._send(search, now)
+            effects += orders
+        if search.stopped and not search.pending:
+            search = search.model_copy(update={"phase": Phase.CONFIRMING})
+        return search, effects
+
+    def _propose(self, search: Search) -> Step:
+        """Asks the agent for a further round, unless the last one brought nothing better."""
+        left = self._budget.candidates - len(search.candidates)
+        stopped = (
+            f"{len(search.candidates)} candidates were judged"
+            if left <= 0
+            else ""
+            if self._improved(search)
+            else "the last round brought nothing better"
+        )
+        fresh = [] if stopped else self._fresh(search)[:left]
+        if not fresh:
+            return search.model_copy(update={"stopped": stopped or "the agent had nothing left to try"}), []
+        turn = search.turn + 1
+        made = tuple(_candidate(search, solution, turn) for solution in fresh)
+        effects: list[Effect] = [Keep(solution.canonical()) for solution in fresh]
+        return search.model_copy(update={"turn": turn, "candidates": search.candidates + made}), effects
+
+    def _fresh(self, search: Search) -> list[Solution]:
+        """Plays the past rounds to a new agent and takes what it proposes next, known candidates left out."""
+        proposer = self._proposers(search)
+        proposed: list[Solution] = []
+        for turn in range(search.turn + 1):
+            told = [_result(c) for c in search.candidates if c.turn <= turn and c.look is not None]
+            proposed = proposer.next(told)
+        known = {c.solution for c in search.candidates}
+        unique = {solution.digest(): solution for solution in proposed}
+        return [
+            solution
+            for digest, solution in unique.items()
+            if digest not in known and solution.x_polymorph.params not in search.avoid
+        ]
+
+    def _improved(self, search: Search) -> bool:
+        before = [low for c in search.candidates if c.turn < search.turn and (low := c.low()) is not None]
+        last = [low for c in search.candidates if c.turn == search.turn and (low := c.low()) is not None]
+        if search.turn < 2:
+            return True
+        return bool(last) and max(last) > max([*before, 0.0]) + self._budget.progress
+
+    def _send(self, search: Search, now: dt.datetime) -> Step:
+        free = self._budget.in_flight - len(search.pending)
+        effects: list[Effect] = []
+        pending = list(search.pending)
+        for candidate in search.queued()[: max(free, 0)]:
+            order = _order(search, candidate, Gate.G3_MICRO, seed=0)
+            pending.append(Pending(order=order, sent_at=now))
+            effects += [Announce(_proposed(search, candidate)), Order(order)]
+        return search.model_copy(update={"pending": tuple(pending)}), effects
+
+    def _confirm(self, search: Search, now: dt.datetime, *, promote: bool) -> Step:
+        """Takes the best through fresh seeds and the end-to-end gate; the next best where it fails."""
+        if search.pending:
+            return search, []
+        ranked = sorted(
+            (c for c in search.candidates if (c.low() or 0.0) > 1 + self._budget.margin),
+            key=lambda c: (-(c.low() or 0.0), c.candidate_id),
+        )
+        for candidate in ranked[: self._budget.confirmations]:
+            if any(_promotable(event) for event in candidate.confirmations):
+                return self._win(search, candidate, promote=promote)
+            if not candidate.refuted():
+                order = _order(search, candidate, Gate.G5_END_TO_END, seed=self._fresh_seed())
+                pending = (Pending(order=order, sent_at=now),)
+                return search.model_copy(update={"pending": pending}), [Order(order)]
+        spent = search.stopped.endswith(("spent", "judged"))
+        outcome = "budget-spent" if spent and not ranked else "nothing-better"
+        return close(search, outcome, search_report.nothing_better(search, self._budget.margin))
+
+    def _win(self, search: Search, candidate: Candidate, *, promote: bool) -> Step:
+        phase = Phase.PROMOTING if promote else Phase.WAITING
+        search = search.model_copy(update={"phase": phase, "winner": candidate.candidate_id})
+        return search, [Promote(winner_of(search))] if promote else []
+
+
+def close(search: Search, outcome: str, reason: str) -> Step:
+    """Ends a search and tells so."""
+    closed = SearchClosed.model_validate(
+        {
+            "pool": search.pool,
+            "search_id": search.search_id,
+            "outcome": outcome,
+            "winner": search.winner if outcome == "promoted" else None,
+            "candidates": len(search.candidates),
+            "cpu_s": search.cpu_s(),
+            "reason": reason,
+        }
+    )
+    return search.model_copy(update={"phase": Phase.CLOSED, "pending": ()}), [Announce(closed)]
+
+
+def winner_of(search: Search) -> Winner:
+    """The confirmed winner of a search as the promoter takes it."""
+    if search.winner is None:
+        raise ValueError(f"search {search.search_id} has no winner to promote")
+    candidate = search.candidate(search.winner)
+    event = next(e for e in reversed(candidate.confirmations) if _promotable(e))
+    binding = KernelBinding(
+        definition=search.target.definition,
+        min_m=search.target.min_m,
+        max_m=search.target.max_m,
+        manifest=event.manifest or "",
+        artifact=event.artifact or "",
+        numerics=event.numerics or Numerics.REORDERED,
+    )
+    return Winner(
+        promotion_id=identifier("promotion", search.search_id, candidate.candidate_id),
+        pool=search.pool,
+        search_id=search.search_id,
+        candidate_id=candidate.candidate_id,
+        drift_id=search.drift_id,
+        binding=binding,
+        speedup=event.speedup,
+        reason=search_report.won(search, candidate, event),
+    )
+
+
+def identifier(kind: str, *parts: object) -> str:
+    """An id that is the same whenever the same thing is meant; fit for a subject."""
+    text = "\n".join(str(part) for part in (kind, *parts))
+    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _promotable(event: CandidateEvaluated) -> bool:
+    """Passed, and signed: without manifest and artifact there is nothing that a worker may load."""
+    return event.verdict is Verdict.PASSED and bool(event.manifest) and bool(event.artifact)
+
+
+def _with_answer(candidate: Candidate, event: CandidateEvaluated, *, confirmation: bool) -> Candidate:
+    if not confirmation:
+        return candidate.model_copy(update={"look": event})
+    if event.verdict is Verdict.PASSED and not _promotable(event):
+        event = event.model_copy(
+            update={"verdict": Verdict.FAILED, "reason": "it passed without a signed manifest"}
+        )
+    return candidate.model_copy(update={"confirmations": (*candidate.confirmations, event)})
+
+
+def _candidate(search: Search, solution: Solution, turn: int) -> Candidate:
+    about = solution.x_polymorph
+    digest = solution.digest()
+    return Candidate(
+        candidate_id=identifier("candidate", search.search_id, digest),
+        solution=digest,
+        name=solution.name,
+        parent=about.parent,
+        proposer=about.proposer,
+        pattern=about.pattern,
+        params=about.params,
+        turn=turn,
+    )
+
+
+def _result(candidate: Candidate) -> Result:
+    if candidate.look is None:
+        raise ValueError(f"candidate {candidate.candidate_id} has no result yet")
+    look = candidate.look
+    return Result(
+        solution=candidate.solution,
+        params=candidate.params,
+        verdict=look.verdict,
+        gate=look.gate,
+        speedup=look.speedup,
+        reason=look.reason,
+    )
+
+
+def _proposed(search: Search, candidate: Candidate) -> CandidateProposed:
+    return CandidateProposed(
+        pool=search.pool,
+        search_id=search.search_id,
+        candidate_id=candidate.candidate_id,
+        definition=search.target.definition,
+        solution=candidate.solution,
+        parent=candidate.parent,
+        proposer=candidate.proposer,
+        pattern=candidate.pattern,
+        params=candidate.params,
+    )
+
+
+def _order(search: Search, candidate: Candidate, until: Gate, *, seed: int) -> EvaluateCandidate:
+    return EvaluateCandidate(
+        pool=search.pool,
+        search_id=search.search_id,
+        candidate_id=candidate.candidate_id,
+        evaluation_id=identifier(
+            "evaluation", candidate.candidate_id, until, len(candidate.confirmations) if seed else 0
+        ),
+        hardware=search.hardware,
+        definition=search.target.definition,
+        solution=candidate.solution,
+        workload=search.workload,
+        incumbent=search.incumbent,
+        until=until,
+        min_m=search.target.min_m,
+        max_m=search.target.max_m,
+        confirm_seed=seed,
+    )

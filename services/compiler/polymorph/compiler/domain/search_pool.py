@@ -1,0 +1,247 @@
+"""The loop of one pool: windows become drift, drift a plan, the plan one search after the other.
+
+Pure like the search it drives: the state before, an input and the time give the state after and effects.
+"""
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from polymorph.compiler.domain import knowledge, search_report
+from polymorph.compiler.domain.knowledge import Knowledge, Lesson
+from polymorph.compiler.domain.search import SearchMachine, identifier
+from polymorph.compiler.domain.search_state import Announce, Effect, Keep, Phase, Search
+from polymorph.compiler.domain.search_target import Target, plan
+from polymorph.compiler.domain.search_workload import workload
+from polymorph.events.state import EMPTY, Mode
+from polymorph.events.types import CandidateEvaluated, DriftDetected, SearchOpened, TrafficShapeObserved
+from polymorph.events.values import Revision, TrafficShape, Value
+
+SEARCHING_MODES = (Mode.RECOMMEND, Mode.CANARY)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRules:
+    """How much searching a drift pays for."""
+
+    hardware: str
+    cooldown_s: float = 60.0
+    least_gain: float = 0.005
+    searches: int = 6
+    seeds: int = 3
+    candidates: int = 24
+
+
+class Plan(Value):
+    """The searches that one drift asks for."""
+
+    drift_id: str
+    window: TrafficShapeObserved
+    remaining: tuple[Target, ...]
+
+
+class Unmet(Value):
+    """A drift that no plan has answered yet, with the latest window since."""
+
+    drift: DriftDetected
+    window: TrafficShapeObserved
+
+    def answerable(self) -> bool:
+        """Whether the engines have told where their time goes; before that there is nothing to choose by."""
+        return bool(self.window.operations) and bool(self.drift.observed.tokens_per_step)
+
+
+class PoolState(Value):
+    """All that the loop remembers of a pool."""
+
+    pool: str
+    mode: Mode
+    stable: Revision = EMPTY
+    tuned: dict[str, TrafficShape] = {}
+    unmet: Unmet | None = None
+    rests_until: dt.datetime | None = None
+    plan: Plan | None = None
+    search: Search | None = None
+    waiting: tuple[Search, ...] = ()
+
+    def tuned_for(self) -> TrafficShape | None:
+        """The shape that counts as known: that of the plan under way, else that of the stable revision."""
+        return self.plan.window.shape if self.plan else self.tuned.get(self.stable.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Remember these lessons in the same transaction as the state."""
+
+    lessons: tuple[Lesson, ...]
+
+
+PoolEffect = Effect | Learn
+PoolStep = tuple[PoolState, list[PoolEffect]]
+
+
+class PoolLoop:
+    """Moves a pool on. Holds no state of its own."""
+
+    def __init__(self, rules: LoopRules, machine: SearchMachine) -> None:
+        self._rules = rules
+        self._machine = machine
+
+    def window(
+        self,
+        state: PoolState,
+        window: TrafficShapeObserved,
+        drift: DriftDetected | None,
+        known: Knowledge,
+        now: dt.datetime,
+    ) -> PoolStep:
+        """A window of traffic was observed; `drift` is what the detector says of it."""
+        unmet = state.unmet
+        if drift:
+            unmet = Unmet(drift=drift, window=window)
+        elif unmet:
+            unmet = unmet.model_copy(update={"window": window})
+        told: list[PoolEffect] = [Announce(drift)] if drift else []
+        return self._next(_with(state, unmet=unmet), told, known, now)
+
+    def evaluated(
+        self, state: PoolState, event: CandidateEvaluated, known: Knowledge, now: dt.datetime
+    ) -> PoolStep:
+        """The evaluator answered."""
+        if state.search is None or event.search_id != state.search.search_id:
+            return state, []
+        search, effects = self._machine.evaluated(state.search, event, now, promote=state.mode is Mode.CANARY)
+        return self._settle(_with(state, search=search), list(effects), known, now)
+
+    def promoted(
+        self,
+        state: PoolState,
+        search_id: str,
+        known: Knowledge,
+        now: dt.datetime,
+        *,
+        stable: Revision | None,
+        reason: str,
+    ) -> PoolStep:
+        """The promoter answered: `stable` is the pool's revision now, None where it was refused or taken back."""
+        if state.search is None or state.search.search_id != search_id:
+            return state, []
+        search, effects = self._machine.promoted(state.search, done=stable is not None, reason=reason)
+        state = _with(state, search=search, stable=stable or state.stable)
+        return self._settle(state, list(effects), known, now)
+
+    def desired(
+        self, state: PoolState, mode: Mode, stable: Revision, known: Knowledge, now: dt.datetime
+    ) -> PoolStep:
+        """The desired state of the pool was read."""
+        if mode is state.mode:
+            return _with(state, stable=stable), []
+        state = _with(state, mode=mode, stable=stable, rests_until=None)
+        if state.search is None or mode in SEARCHING_MODES:
+            return self._next(state, [], known, now)
+        reason = f"The pool's mode became {mode}, which searches nothing."
+        search, effects = self._machine.cancelled(state.search, reason)
+        return self._settle(_with(state, search=search), list(effects), known, now)
+
+    def tick(self, state: PoolState, now: dt.datetime) -> PoolStep:
+        """Time passed."""
+        if state.search is None:
+            return state, []
+        search, effects = self._machine.tick(state.search, now)
+        return _with(state, search=search), list(effects)
+
+    def resume(self, state: PoolState) -> list[PoolEffect]:
+        """What a process that starts again owes the world."""
+        return list(self._machine.resume(state.search)) if state.search else []
+
+    def _settle(
+        self, state: PoolState, effects: list[PoolEffect], known: Knowledge, now: dt.datetime
+    ) -> PoolStep:
+        """After the search moved: goes on with the plan where it has ended or waits for approval."""
+        search = state.search
+        if search is None or search.phase not in (Phase.CLOSED, Phase.WAITING):
+            return state, effects
+        taught = knowledge.lessons(search)
+        if search.phase is Phase.WAITING:
+            state = _with(state, waiting=(*state.waiting, search))
+        return self._next(_with(state, search=None), [*effects, Learn(taught)], known.learn(taught), now)
+
+    def _next(
+        self, state: PoolState, effects: list[PoolEffect], known: Knowledge, now: dt.datetime
+    ) -> PoolStep:
+        """The next thing to do, if any, when no search runs. A drift since the plan was made ends the plan."""
+        if state.search is not None:
+            return state, effects
+        if state.waiting and state.mode is Mode.CANARY:
+            search, more = self._machine.approved(state.waiting[0])
+            return _with(state, search=search, waiting=state.waiting[1:]), [*effects, *more]
+        going_on = state.mode in SEARCHING_MODES and state.unmet is None
+        if state.plan and state.plan.remaining and going_on:
+            return self._begin(state, state.plan, effects, known, now)
+        if state.plan:
+            state = self._finished(state, state.plan, now)
+        if state.unmet and self._may_open(state, state.unmet, now):
+            return self._open(state, state.unmet, effects, known, now)
+        return state, effects
+
+    def _may_open(self, state: PoolState, unmet: Unmet, now: dt.datetime) -> bool:
+        rested = state.rests_until is None or now >= state.rests_until
+        return state.mode in SEARCHING_MODES and rested and unmet.answerable()
+
+    def _open(
+        self, state: PoolState, unmet: Unmet, effects: list[PoolEffect], known: Knowledge, now: dt.datetime
+    ) -> PoolStep:
+        """Plans the searches that a drift pays for; where none does, the shape counts as known."""
+        window = unmet.window.model_copy(update={"shape": unmet.drift.observed})
+        targets = plan(window, known.headroom, least_gain=self._rules.least_gain, limit=self._rules.searches)
+        under_way = Plan(drift_id=unmet.drift.drift_id, window=window, remaining=targets)
+        return self._next(_with(state, plan=under_way, unmet=None), effects, known, now)
+
+    def _finished(self, state: PoolState, done: Plan, now: dt.datetime) -> PoolState:
+        """The stable revision is tuned for the plan's shape. Only a plan that was carried out earns a rest."""
+        rest = now + dt.timedelta(seconds=self._rules.cooldown_s) if state.unmet is None else None
+        tuned = {**state.tuned, state.stable.revision: done.window.shape}
+        return _with(state, plan=None, tuned=tuned, rests_until=rest)
+
+    def _begin(
+        self, state: PoolState, under_way: Plan, effects: list[PoolEffect], known: Knowledge, now: dt.datetime
+    ) -> PoolStep:
+        """Opens the first search of what remains."""
+        target, *rest = under_way.remaining
+        search_id = identifier("search", under_way.drift_id, target.definition, target.min_m, target.max_m)
+        document = workload(search_id, target, under_way.window)
+        search = Search(
+            search_id=search_id,
+            pool=state.pool,
+            hardware=self._rules.hardware,
+            drift_id=under_way.drift_id,
+            target=target,
+            workload=document.digest(),
+            incumbent=state.stable,
+            opened_at=now,
+            seeds=known.seeds(target.definition, target.min_m, target.max_m, limit=self._rules.seeds),
+            avoid=known.avoid(target.definition, target.min_m, target.max_m),
+        )
+        search, more = self._machine.begin(search, now, promote=state.mode is Mode.CANARY)
+        state = _with(state, search=search, plan=under_way.model_copy(update={"remaining": tuple(rest)}))
+        told: list[PoolEffect] = [Keep(document.canonical()), Announce(self._opened(search)), *more]
+        return self._settle(state, [*effects, *told], known, now)
+
+    def _opened(self, search: Search) -> SearchOpened:
+        target = search.target
+        return SearchOpened(
+            pool=search.pool,
+            search_id=search.search_id,
+            drift_id=search.drift_id,
+            definition=target.definition,
+            min_m=target.min_m,
+            max_m=target.max_m,
+            share=target.share,
+            budget_candidates=self._rules.candidates,
+            hardware=search.hardware,
+            reason=search_report.opened(target, self._rules.candidates, len(search.seeds)),
+        )
+
+
+def _with(state: PoolState, **changes: Any) -> PoolState:
+    return state.model_copy(update=changes)

@@ -1,0 +1,125 @@
+"""What to search: which operation, for which buckets of M, ordered by what it may win."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from polymorph.events.types import TrafficShapeObserved
+from polymorph.events.values import Operation, Value
+from polymorph.kernels.buckets import UPPER_BOUNDS, lower_bound
+
+COVERAGE = 0.8
+"""The share of step time that the chosen buckets must carry together."""
+NEIGHBOUR = 0.02
+"""A bucket beside a chosen one joins it from this share on: traffic breathes."""
+WIDEST = 16
+"""The largest ratio of M within one range: a kernel for one token is no kernel for a thousand."""
+
+Headroom = Callable[[str, int, int], float]
+"""(definition, min_m, max_m) -> the part of the operation's time that a better kernel may save, in [0, 1)."""
+
+
+class Span(Value):
+    """A contiguous range of buckets with the share of step time spent in it."""
+
+    min_m: int
+    max_m: int
+    weight: float
+
+
+class Target(Value):
+    """One search to run."""
+
+    definition: str
+    min_m: int
+    max_m: int
+    share: float
+    span_weight: float
+    gain: float
+
+
+def spans(tokens_per_step: Mapping[str, float]) -> tuple[Span, ...]:
+    """The bucket ranges that carry at least `COVERAGE` of the step time, heaviest first.
+
+    `tokens_per_step` is that of a TrafficShape; entries that name no bucket are refused with ValueError.
+    """
+    weights = _normalised(tokens_per_step)
+    chosen = _heaviest(weights)
+    grown = {
+        b
+        for b in weights
+        if b in chosen or (weights[b] >= NEIGHBOUR and any(_adjacent(b, c) for c in chosen))
+    }
+    ranges = [_span(run, weights) for run in _runs(sorted(grown))]
+    return tuple(sorted(ranges, key=lambda s: (-s.weight, s.min_m)))
+
+
+def plan(
+    window: TrafficShapeObserved, headroom: Headroom, *, least_gain: float, limit: int
+) -> tuple[Target, ...]:
+    """The searches that this window asks for, by expected gain, those below `least_gain` left out.
+
+    The gain is the part of all step time that goes away if the operation's headroom is won in that range: share of
+    the operation x share of the range x headroom (Amdahl).
+    """
+    found = [
+        target
+        for operation in window.operations
+        for span in spans(window.shape.tokens_per_step)
+        if (target := _target(operation, span, headroom)).gain >= least_gain
+    ]
+    return tuple(sorted(found, key=lambda t: (-t.gain, t.definition, t.min_m))[:limit])
+
+
+def _target(operation: Operation, span: Span, headroom: Headroom) -> Target:
+    gain = operation.share * span.weight * headroom(operation.definition, span.min_m, span.max_m)
+    return Target(
+        definition=operation.definition,
+        min_m=span.min_m,
+        max_m=span.max_m,
+        share=operation.share,
+        span_weight=span.weight,
+        gain=gain,
+    )
+
+
+def _normalised(tokens_per_step: Mapping[str, float]) -> dict[int, float]:
+    unknown = [name for name in tokens_per_step if name not in _NAMES]
+    if unknown:
+        raise ValueError(f"tokens_per_step names {unknown}: a bucket is one of {', '.join(_NAMES)}")
+    total = sum(tokens_per_step.values())
+    return {_NAMES[name]: weight / total for name, weight in tokens_per_step.items() if weight > 0}
+
+
+def _heaviest(weights: Mapping[int, float]) -> set[int]:
+    """The fewest buckets that reach the coverage."""
+    chosen: set[int] = set()
+    covered = 0.0
+    for upper, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= COVERAGE - 1e-9:
+            break
+        chosen.add(upper)
+        covered += weight
+    return chosen
+
+
+def _adjacent(one: int, other: int) -> bool:
+    return abs(UPPER_BOUNDS.index(one) - UPPER_BOUNDS.index(other)) == 1
+
+
+def _runs(buckets: Iterable[int]) -> list[list[int]]:
+    """Neighbouring buckets together (one empty bucket between them is bridged), none wider than `WIDEST`."""
+    runs: list[list[int]] = []
+    for upper in buckets:
+        near = runs and UPPER_BOUNDS.index(upper) - UPPER_BOUNDS.index(runs[-1][-1]) <= 2
+        if near and upper <= WIDEST * runs[-1][0]:
+            runs[-1].append(upper)
+        else:
+            runs.append([upper])
+    return runs
+
+
+def _span(run: list[int], weights: Mapping[int, float]) -> Span:
+    inside = sum(weight for upper, weight in weights.items() if run[0] <= upper <= run[-1])
+    return Span(min_m=lower_bound(run[0]), max_m=run[-1], weight=inside)
+
+
+_NAMES = {str(upper): upper for upper in UPPER_BOUNDS}
