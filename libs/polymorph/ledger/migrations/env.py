@@ -3,6 +3,7 @@
 from alembic import context
 from sqlmodel import SQLModel
 
+import polymorph.ledger.memory
 import polymorph.ledger.tables  # noqa: F401 - fills the metadata
 
 context.configure(
