@@ -83,7 +83,7 @@ class Knowledge(Value):
             raise ValueError(
                 f"lessons of {foreign[0]} do not hold on {self.hardware}: keep them under their own hardware"
             )
-        merged = (*self.lessons, *fresh)
+        merged = (*self.lessons, *(x for x in fresh if x not in self.lessons))
         wins = sorted((x for x in merged if x.won()), key=lambda x: (not x.confirmed, -(x.low or 0)))
         rest = [x for x in merged if not x.won()]
         return self.model_copy(update={"lessons": (*wins[:WINS_KEPT], *rest[-FAILURES_KEPT:])})

@@ -5,13 +5,23 @@ ids derive from what is remembered, so an order sent twice is one evaluation and
 """
 
 import datetime as dt
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from polymorph.compiler.domain import search_report
+from polymorph.compiler.domain.search_message import (
+    candidate_of,
+    closed,
+    order,
+    promotable,
+    proposal_of,
+    proposed,
+    result_of,
+    with_answer,
+)
 from polymorph.compiler.domain.search_state import (
     Announce,
+    Answer,
     Candidate,
     Effect,
     Keep,
@@ -20,12 +30,10 @@ from polymorph.compiler.domain.search_state import (
     Phase,
     Promote,
     Proposers,
-    Result,
     Search,
-    Winner,
 )
-from polymorph.events.types import CandidateEvaluated, CandidateProposed, EvaluateCandidate, SearchClosed
-from polymorph.events.values import Gate, KernelBinding, Numerics, Verdict
+from polymorph.events.types import CandidateEvaluated
+from polymorph.events.values import Gate
 from polymorph.kernels.schema import Solution
 
 Step = tuple[Search, list[Effect]]
@@ -53,26 +61,22 @@ class SearchMachine:
         self._proposers = proposers
         self._fresh_seed = fresh_seed
 
-    def begin(self, search: Search, now: dt.datetime, *, promote: bool) -> Step:
+    def begin(self, search: Search, now: dt.datetime) -> Step:
         """The first round of proposals."""
-        return self._go_on(search, now, promote=promote)
+        return self._go_on(search, now)
 
-    def evaluated(
-        self, search: Search, event: CandidateEvaluated, now: dt.datetime, *, promote: bool
-    ) -> Step:
+    def evaluated(self, search: Search, event: CandidateEvaluated, now: dt.datetime) -> Step:
         """An answer came. One that nobody waits for (told twice, or of another search) changes nothing."""
         answered = [p for p in search.pending if p.order.evaluation_id == event.evaluation_id]
         if not answered or search.phase not in (Phase.SEARCHING, Phase.CONFIRMING):
             return search, []
         confirmation = answered[0].order.confirm_seed > 0
         told = tuple(
-            _with_answer(c, event, confirmation=confirmation) if c.candidate_id == event.candidate_id else c
+            with_answer(c, event, confirmation=confirmation) if c.candidate_id == event.candidate_id else c
             for c in search.candidates
         )
         waiting = tuple(p for p in search.pending if p.order.evaluation_id != event.evaluation_id)
-        return self._go_on(
-            search.model_copy(update={"candidates": told, "pending": waiting}), now, promote=promote
-        )
+        return self._go_on(search.model_copy(update={"candidates": told, "pending": waiting}), now)
 
     def tick(self, search: Search, now: dt.datetime) -> Step:
         """Sends orders again whose answer is overdue, each time with twice the patience."""
@@ -85,45 +89,47 @@ class SearchMachine:
             else p
             for p in search.pending
         )
-        again: list[Effect] = [Order(p.order) for p in pending if p.order.evaluation_id in late]
+        again: list[Effect] = [Order(p.order, again=True) for p in pending if p.order.evaluation_id in late]
         return search.model_copy(update={"pending": pending}), again
 
     def resume(self, search: Search) -> list[Effect]:
         """What a process that starts again must do for what it finds."""
         if search.phase is Phase.PROMOTING:
-            return [Promote(winner_of(search))]
-        return [Order(p.order) for p in search.pending]
+            return [Promote(proposal_of(search))]
+        return [Order(p.order, again=True) for p in search.pending]
 
-    def approved(self, search: Search) -> Step:
-        """A winner that waited may go live now."""
+    def asked_again(self, search: Search) -> Step:
+        """What held the winner may be gone: the promoter is asked once more."""
         if search.phase is not Phase.WAITING:
             return search, []
         search = search.model_copy(update={"phase": Phase.PROMOTING})
-        return search, [Promote(winner_of(search))]
+        return search, [Promote(proposal_of(search))]
 
-    def promoted(self, search: Search, *, done: bool, reason: str) -> Step:
-        """The promoter answered."""
-        if search.phase is not Phase.PROMOTING:
+    def promoted(self, search: Search, answer: Answer, reason: str) -> Step:
+        """The promoter answered, or told later how a promotion ended."""
+        if search.phase not in (Phase.PROMOTING, Phase.WAITING) or answer is Answer.UNDER_WAY:
             return search, []
-        return close(search, "promoted" if done else "failed", reason)
+        if answer is Answer.HELD:
+            return search.model_copy(update={"phase": Phase.WAITING}), []
+        return _close(search, "promoted" if answer is Answer.LIVE else "failed", reason)
 
     def cancelled(self, search: Search, reason: str) -> Step:
         """Somebody took the pool's mode back, say. A promotion under way is not cancelled here."""
         if search.phase in (Phase.CLOSED, Phase.PROMOTING):
             return search, []
-        return close(search, "cancelled", reason)
+        return _close(search, "cancelled", reason)
 
     def _overdue_at(self, pending: Pending) -> dt.datetime:
         patience = self._budget.answer_s * 2 ** (pending.sends - 1)
         return pending.sent_at + dt.timedelta(seconds=min(patience, self._budget.longest_answer_s))
 
-    def _go_on(self, search: Search, now: dt.datetime, *, promote: bool) -> Step:
+    def _go_on(self, search: Search, now: dt.datetime) -> Step:
         effects: list[Effect] = []
         if search.phase is Phase.SEARCHING:
             search, more = self._look(search, now)
             effects += more
         if search.phase is Phase.CONFIRMING:
-            search, more = self._confirm(search, now, promote=promote)
+            search, more = self._confirm(search, now)
             effects += more
         return search, effects
 
@@ -155,7 +161,7 @@ class SearchMachine:
         if not fresh:
             return search.model_copy(update={"stopped": stopped or "the agent had nothing left to try"}), []
         turn = search.turn + 1
-        made = tuple(_candidate(search, solution, turn) for solution in fresh)
+        made = tuple(candidate_of(search, solution, turn) for solution in fresh)
         effects: list[Effect] = [Keep(solution.canonical()) for solution in fresh]
         return search.model_copy(update={"turn": turn, "candidates": search.candidates + made}), effects
 
@@ -164,7 +170,7 @@ class SearchMachine:
         proposer = self._proposers(search)
         proposed: list[Solution] = []
         for turn in range(search.turn + 1):
-            told = [_result(c) for c in search.candidates if c.turn <= turn and c.look is not None]
+            told = [result_of(c) for c in search.candidates if c.turn <= turn and c.look is not None]
             proposed = proposer.next(told)
         known = {c.solution for c in search.candidates}
         unique = {solution.digest(): solution for solution in proposed}
@@ -186,12 +192,12 @@ class SearchMachine:
         effects: list[Effect] = []
         pending = list(search.pending)
         for candidate in search.queued()[: max(free, 0)]:
-            order = _order(search, candidate, Gate.G3_MICRO, seed=0)
-            pending.append(Pending(order=order, sent_at=now))
-            effects += [Announce(_proposed(search, candidate)), Order(order)]
+            command = order(search, candidate, Gate.G3_MICRO, seed=0)
+            pending.append(Pending(order=command, sent_at=now))
+            effects += [Announce(proposed(search, candidate)), Order(command)]
         return search.model_copy(update={"pending": tuple(pending)}), effects
 
-    def _confirm(self, search: Search, now: dt.datetime, *, promote: bool) -> Step:
+    def _confirm(self, search: Search, now: dt.datetime) -> Step:
         """Takes the best through fresh seeds and the end-to-end gate; the next best where it fails."""
         if search.pending:
             return search, []
@@ -200,143 +206,21 @@ class SearchMachine:
             key=lambda c: (-(c.low() or 0.0), c.candidate_id),
         )
         for candidate in ranked[: self._budget.confirmations]:
-            if any(_promotable(event) for event in candidate.confirmations):
-                return self._win(search, candidate, promote=promote)
+            if any(promotable(event) for event in candidate.confirmations):
+                return self._win(search, candidate)
             if not candidate.refuted():
-                order = _order(search, candidate, Gate.G5_END_TO_END, seed=self._fresh_seed())
-                pending = (Pending(order=order, sent_at=now),)
-                return search.model_copy(update={"pending": pending}), [Order(order)]
+                command = order(search, candidate, Gate.G5_END_TO_END, seed=self._fresh_seed())
+                pending = (Pending(order=command, sent_at=now),)
+                return search.model_copy(update={"pending": pending}), [Order(command)]
         spent = search.stopped.endswith(("spent", "judged"))
         outcome = "budget-spent" if spent and not ranked else "nothing-better"
-        return close(search, outcome, search_report.nothing_better(search, self._budget.margin))
+        return _close(search, outcome, search_report.nothing_better(search, self._budget.margin))
 
-    def _win(self, search: Search, candidate: Candidate, *, promote: bool) -> Step:
-        phase = Phase.PROMOTING if promote else Phase.WAITING
-        search = search.model_copy(update={"phase": phase, "winner": candidate.candidate_id})
-        return search, [Promote(winner_of(search))] if promote else []
-
-
-def close(search: Search, outcome: str, reason: str) -> Step:
-    """Ends a search and tells so."""
-    closed = SearchClosed.model_validate(
-        {
-            "pool": search.pool,
-            "search_id": search.search_id,
-            "outcome": outcome,
-            "winner": search.winner if outcome == "promoted" else None,
-            "candidates": len(search.candidates),
-            "cpu_s": search.cpu_s(),
-            "reason": reason,
-        }
-    )
-    return search.model_copy(update={"phase": Phase.CLOSED, "pending": ()}), [Announce(closed)]
+    def _win(self, search: Search, candidate: Candidate) -> Step:
+        search = search.model_copy(update={"phase": Phase.PROMOTING, "winner": candidate.candidate_id})
+        return search, [Promote(proposal_of(search))]
 
 
-def winner_of(search: Search) -> Winner:
-    """The confirmed winner of a search as the promoter takes it."""
-    if search.winner is None:
-        raise ValueError(f"search {search.search_id} has no winner to promote")
-    candidate = search.candidate(search.winner)
-    event = next(e for e in reversed(candidate.confirmations) if _promotable(e))
-    binding = KernelBinding(
-        definition=search.target.definition,
-        min_m=search.target.min_m,
-        max_m=search.target.max_m,
-        manifest=event.manifest or "",
-        artifact=event.artifact or "",
-        numerics=event.numerics or Numerics.REORDERED,
-    )
-    return Winner(
-        promotion_id=identifier("promotion", search.search_id, candidate.candidate_id),
-        pool=search.pool,
-        search_id=search.search_id,
-        candidate_id=candidate.candidate_id,
-        drift_id=search.drift_id,
-        binding=binding,
-        speedup=event.speedup,
-        reason=search_report.won(search, candidate, event),
-    )
-
-
-def identifier(kind: str, *parts: object) -> str:
-    """An id that is the same whenever the same thing is meant; fit for a subject."""
-    text = "\n".join(str(part) for part in (kind, *parts))
-    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _promotable(event: CandidateEvaluated) -> bool:
-    """Passed, and signed: without manifest and artifact there is nothing that a worker may load."""
-    return event.verdict is Verdict.PASSED and bool(event.manifest) and bool(event.artifact)
-
-
-def _with_answer(candidate: Candidate, event: CandidateEvaluated, *, confirmation: bool) -> Candidate:
-    if not confirmation:
-        return candidate.model_copy(update={"look": event})
-    if event.verdict is Verdict.PASSED and not _promotable(event):
-        event = event.model_copy(
-            update={"verdict": Verdict.FAILED, "reason": "it passed without a signed manifest"}
-        )
-    return candidate.model_copy(update={"confirmations": (*candidate.confirmations, event)})
-
-
-def _candidate(search: Search, solution: Solution, turn: int) -> Candidate:
-    about = solution.x_polymorph
-    digest = solution.digest()
-    return Candidate(
-        candidate_id=identifier("candidate", search.search_id, digest),
-        solution=digest,
-        name=solution.name,
-        parent=about.parent,
-        proposer=about.proposer,
-        pattern=about.pattern,
-        params=about.params,
-        turn=turn,
-    )
-
-
-def _result(candidate: Candidate) -> Result:
-    if candidate.look is None:
-        raise ValueError(f"candidate {candidate.candidate_id} has no result yet")
-    look = candidate.look
-    return Result(
-        solution=candidate.solution,
-        params=candidate.params,
-        verdict=look.verdict,
-        gate=look.gate,
-        speedup=look.speedup,
-        reason=look.reason,
-    )
-
-
-def _proposed(search: Search, candidate: Candidate) -> CandidateProposed:
-    return CandidateProposed(
-        pool=search.pool,
-        search_id=search.search_id,
-        candidate_id=candidate.candidate_id,
-        definition=search.target.definition,
-        solution=candidate.solution,
-        parent=candidate.parent,
-        proposer=candidate.proposer,
-        pattern=candidate.pattern,
-        params=candidate.params,
-    )
-
-
-def _order(search: Search, candidate: Candidate, until: Gate, *, seed: int) -> EvaluateCandidate:
-    return EvaluateCandidate(
-        pool=search.pool,
-        search_id=search.search_id,
-        candidate_id=candidate.candidate_id,
-        evaluation_id=identifier(
-            "evaluation", candidate.candidate_id, until, len(candidate.confirmations) if seed else 0
-        ),
-        hardware=search.hardware,
-        definition=search.target.definition,
-        solution=candidate.solution,
-        workload=search.workload,
-        incumbent=search.incumbent,
-        until=until,
-        min_m=search.target.min_m,
-        max_m=search.target.max_m,
-        confirm_seed=seed,
-    )
+def _close(search: Search, outcome: str, reason: str) -> Step:
+    end = closed(search, outcome, reason)
+    return search.model_copy(update={"phase": Phase.CLOSED, "pending": ()}), [Announce(end)]

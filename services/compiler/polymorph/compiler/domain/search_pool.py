@@ -9,8 +9,16 @@ from typing import Any
 
 from polymorph.compiler.domain import knowledge, search_report
 from polymorph.compiler.domain.knowledge import Knowledge, Lesson
-from polymorph.compiler.domain.search import SearchMachine, identifier
-from polymorph.compiler.domain.search_state import Announce, Effect, Keep, Phase, Search
+from polymorph.compiler.domain.search import SearchMachine
+from polymorph.compiler.domain.search_state import (
+    Announce,
+    Answer,
+    Effect,
+    Keep,
+    Phase,
+    Search,
+    identifier,
+)
 from polymorph.compiler.domain.search_target import Target, plan
 from polymorph.compiler.domain.search_workload import workload
 from polymorph.events.state import EMPTY, Mode
@@ -63,6 +71,7 @@ class PoolState(Value):
     plan: Plan | None = None
     search: Search | None = None
     waiting: tuple[Search, ...] = ()
+    asks_at: dt.datetime | None = None
 
     def tuned_for(self) -> TrafficShape | None:
         """The shape that counts as known: that of the plan under way, else that of the stable revision."""
@@ -110,25 +119,31 @@ class PoolLoop:
         """The evaluator answered."""
         if state.search is None or event.search_id != state.search.search_id:
             return state, []
-        search, effects = self._machine.evaluated(state.search, event, now, promote=state.mode is Mode.CANARY)
+        search, effects = self._machine.evaluated(state.search, event, now)
         return self._settle(_with(state, search=search), list(effects), known, now)
 
     def promoted(
         self,
         state: PoolState,
-        search_id: str,
+        promotion_id: str,
+        answer: Answer,
         known: Knowledge,
         now: dt.datetime,
         *,
-        stable: Revision | None,
+        stable: Revision,
         reason: str,
     ) -> PoolStep:
-        """The promoter answered: `stable` is the pool's revision now, None where it was refused or taken back."""
-        if state.search is None or state.search.search_id != search_id:
+        """The promoter answered, or a promotion ended: the pool runs `stable` now."""
+        state = _with(state, stable=stable)
+        if state.search is not None and state.search.promotion_id() == promotion_id:
+            search, effects = self._machine.promoted(state.search, answer, reason)
+            return self._settle(_with(state, search=search), list(effects), known, now)
+        held = next((s for s in state.waiting if s.promotion_id() == promotion_id), None)
+        if held is None or answer in (Answer.HELD, Answer.UNDER_WAY):
             return state, []
-        search, effects = self._machine.promoted(state.search, done=stable is not None, reason=reason)
-        state = _with(state, search=search, stable=stable or state.stable)
-        return self._settle(state, list(effects), known, now)
+        _, effects = self._machine.promoted(held, answer, reason)
+        others = tuple(s for s in state.waiting if s is not held)
+        return _with(state, waiting=others), list(effects)
 
     def desired(
         self, state: PoolState, mode: Mode, stable: Revision, known: Knowledge, now: dt.datetime
@@ -136,17 +151,17 @@ class PoolLoop:
         """The desired state of the pool was read."""
         if mode is state.mode:
             return _with(state, stable=stable), []
-        state = _with(state, mode=mode, stable=stable, rests_until=None)
+        state = _with(state, mode=mode, stable=stable, rests_until=None, asks_at=None)
         if state.search is None or mode in SEARCHING_MODES:
             return self._next(state, [], known, now)
         reason = f"The pool's mode became {mode}, which searches nothing."
         search, effects = self._machine.cancelled(state.search, reason)
         return self._settle(_with(state, search=search), list(effects), known, now)
 
-    def tick(self, state: PoolState, now: dt.datetime) -> PoolStep:
+    def tick(self, state: PoolState, known: Knowledge, now: dt.datetime) -> PoolStep:
         """Time passed."""
         if state.search is None:
-            return state, []
+            return self._next(state, [], known, now)
         search, effects = self._machine.tick(state.search, now)
         return _with(state, search=search), list(effects)
 
@@ -163,7 +178,8 @@ class PoolLoop:
             return state, effects
         taught = knowledge.lessons(search)
         if search.phase is Phase.WAITING:
-            state = _with(state, waiting=(*state.waiting, search))
+            later = now + dt.timedelta(seconds=self._rules.cooldown_s)
+            state = _with(state, waiting=(*state.waiting, search), asks_at=later)
         return self._next(_with(state, search=None), [*effects, Learn(taught)], known.learn(taught), now)
 
     def _next(
@@ -172,8 +188,8 @@ class PoolLoop:
         """The next thing to do, if any, when no search runs. A drift since the plan was made ends the plan."""
         if state.search is not None:
             return state, effects
-        if state.waiting and state.mode is Mode.CANARY:
-            search, more = self._machine.approved(state.waiting[0])
+        if state.waiting and state.mode is Mode.CANARY and (state.asks_at is None or now >= state.asks_at):
+            search, more = self._machine.asked_again(state.waiting[0])
             return _with(state, search=search, waiting=state.waiting[1:]), [*effects, *more]
         going_on = state.mode in SEARCHING_MODES and state.unmet is None
         if state.plan and state.plan.remaining and going_on:
@@ -222,7 +238,7 @@ class PoolLoop:
             seeds=known.seeds(target.definition, target.min_m, target.max_m, limit=self._rules.seeds),
             avoid=known.avoid(target.definition, target.min_m, target.max_m),
         )
-        search, more = self._machine.begin(search, now, promote=state.mode is Mode.CANARY)
+        search, more = self._machine.begin(search, now)
         state = _with(state, search=search, plan=under_way.model_copy(update={"remaining": tuple(rest)}))
         told: list[PoolEffect] = [Keep(document.canonical()), Announce(self._opened(search)), *more]
         return self._settle(state, [*effects, *told], known, now)

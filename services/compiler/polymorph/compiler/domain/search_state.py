@@ -1,16 +1,24 @@
 """What is remembered of one search, and what it asks the world to do. All of it survives a restart as JSON."""
 
 import datetime as dt
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from polymorph.compiler.domain.promotion.moves import Proposal
 from polymorph.compiler.domain.search_target import Target
 from polymorph.events.base import Event
 from polymorph.events.types import CandidateEvaluated, EvaluateCandidate
-from polymorph.events.values import Gate, KernelBinding, Ratio, Revision, Value, Verdict
+from polymorph.events.values import Gate, Ratio, Revision, Value, Verdict
 from polymorph.kernels.schema import Solution
+
+
+def identifier(kind: str, *parts: object) -> str:
+    """An id that is the same whenever the same thing is meant; fit for a subject."""
+    text = "\n".join(str(part) for part in (kind, *parts))
+    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Phase(StrEnum):
@@ -77,6 +85,10 @@ class Search(Value):
     stopped: str = ""
     winner: str | None = None
 
+    def promotion_id(self) -> str | None:
+        """The id of the promotion of its winner, the same for ever."""
+        return identifier("promotion", self.search_id, self.winner) if self.winner else None
+
     def candidate(self, candidate_id: str) -> Candidate:
         """Raises KeyError for a candidate of another search."""
         for candidate in self.candidates:
@@ -117,17 +129,13 @@ class Proposers(Protocol):
     def __call__(self, search: Search) -> Proposer: ...
 
 
-class Winner(Value):
-    """What the promoter is asked to promote."""
+class Answer(StrEnum):
+    """What became of a proposal that was handed to the promoter."""
 
-    promotion_id: str
-    pool: str
-    search_id: str
-    candidate_id: str
-    drift_id: str | None
-    binding: KernelBinding
-    speedup: Ratio | None
-    reason: str
+    LIVE = "live"
+    UNDER_WAY = "under-way"
+    HELD = "held"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +154,17 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Put this work into the queue."""
+    """Put this work into the queue; `again` where an earlier order of the same evaluation may be lost."""
 
     command: EvaluateCandidate
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Ask the promoter; its answer comes back as an input. Idempotent by promotion id."""
+    """Hand a winner to the promoter; its answer comes back as an input. Idempotent by promotion id."""
 
-    winner: Winner
+    proposal: Proposal
 
 
 Effect = Keep | Announce | Order | Promote
