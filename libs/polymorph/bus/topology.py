@@ -10,7 +10,45 @@ LEASES = "leases"
 QUARANTINE = "quarantine"
 FREEZE = "freeze"
 PAUSE = "pause"
+BUCKETS = (DESIRED, WORKERS, LEASES, QUARANTINE, FREEZE, PAUSE)
 ARTIFACTS = "artifacts"
 
 WORKERS_TTL_S = 10.0
 LEASES_TTL_S = 15.0
+BUCKET_TTL_S = {WORKERS: WORKERS_TTL_S, LEASES: LEASES_TTL_S}
+
+EVENTS_SUBJECTS = "polymorph.evt.>"
+JOBS_SUBJECTS = "polymorph.cmd.>"
+DEAD_LETTERS_SUBJECTS = "polymorph.dlq.>"
+
+KEPT_EVENTS = "polymorph.kept"
+"""Where the server repeats an event once it is kept: `polymorph.kept.<domain>.<event>...`, core NATS."""
+KEPT_VALUES = "polymorph.kv"
+"""Where the server repeats a key-value entry once it is kept: `polymorph.kv.<bucket>.<key>`, core NATS."""
+
+
+def bucket_stream(bucket: str) -> str:
+    """The stream behind a key-value bucket."""
+    return f"KV_{bucket}"
+
+
+def key_subject(bucket: str, key: str) -> str:
+    """The subject that a key is kept under."""
+    return f"$KV.{bucket}.{key}"
+
+
+def object_stream(store: str) -> str:
+    """The stream behind an object store."""
+    return f"OBJ_{store}"
+
+
+def stream_of(subject: str) -> str:
+    """The stream that keeps messages of `subject`.
+
+    Raises:
+        ValueError: neither an event's subject nor a command's.
+    """
+    for prefix, stream in (("polymorph.evt.", EVENTS_STREAM), ("polymorph.cmd.", JOBS_STREAM)):
+        if subject.startswith(prefix):
+            return stream
+    raise ValueError(f"{subject!r} is not kept: name a subject under polymorph.evt. or polymorph.cmd.")

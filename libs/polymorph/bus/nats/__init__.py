@@ -1,0 +1,5 @@
+"""The bus on NATS and JetStream."""
+
+from polymorph.bus.nats.bus import NatsBus
+
+__all__ = ["NatsBus"]
