@@ -13,7 +13,7 @@ help: ## Show this help
 
 ##@ Use it
 demo: setup ## The loop on this machine: real vLLM, real traffic, a kernel promoted while it serves
-	@$(BIN)/python benchmarks/demo.py
+	@$(BIN)/python -m benchmarks.demo $(ARGS)
 
 up: setup ## Start embedded mode in the foreground (ARGS="--workers 2 --port 8000")
 	@$(BIN)/polymorph up $(ARGS)

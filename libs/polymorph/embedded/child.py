@@ -56,7 +56,7 @@ class Child:
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _stopping: bool = False
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"child-{self.spec.name}")
@@ -73,7 +73,7 @@ class Child:
 
     async def _run(self) -> None:
         failures = 0
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._become("starting" if not self.restarts else "restarting")
             begun = time.monotonic()
             process = await self._spawn()
@@ -81,7 +81,7 @@ class Child:
             code = await process.wait()
             watch.cancel()
             self._kill_group()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             failures = 0 if time.monotonic() - begun > _STEADY_S else failures + 1
             delay = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
@@ -121,7 +121,7 @@ class Child:
 
     async def stop(self) -> None:
         """SIGTERM, then after the drain time SIGKILL to the whole process group."""
-        self._stopping = True
+        self._stopping.set()
         process = self._process
         if process is not None and process.returncode is None:
             self._become("draining")

@@ -34,7 +34,7 @@ class UpOptions:
     data: Path = Path(".polymorph")
     mode: str = "observe"
     served_model_name: str | None = None
-    kv_gib: float = 1.0
+    kv_gib: int = 1
     max_model_len: int | None = None
     tune: bool = True
 

@@ -1,0 +1,250 @@
+"""`make demo`: the loop on this machine, with a real vLLM, real traffic, and a kernel promoted while it serves."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+
+from benchmarks.demo import stack, table, trace
+from benchmarks.demo.load import Client, Outcome, Tally, replay
+from benchmarks.demo.measure import Comparison, compare, same_text
+from benchmarks.demo.slots import SlotSwitch
+from benchmarks.demo.story import Clock, Story, follow
+from polymorph.embedded.folder import free_port
+from polymorph.embedded.options import DEFAULT_MODEL
+from polymorph.engine.launch import EngineLaunch
+
+CHAT = trace.Scale(prompt=16, output=4, stretch=6.0)
+CODE = trace.Scale(prompt=16, output=1.5, stretch=1.5, max_output=32)
+PHASES = {"conv": (CHAT, 3), "code": (CODE, 8)}
+AGREEMENT_PROMPTS = 16
+AGREEMENT_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seconds of each part. `search_s` bounds the time from the first request to the last promotion waited for."""
+
+    first_phase_s: float = 60.0
+    search_s: float = 420.0
+    rounds: int = 8
+    block_tokens: int = 32
+    chats: tuple[int, ...] = (1, 4)
+
+    def quick(self) -> "Plan":
+        return replace(self, first_phase_s=30, search_s=300, rounds=5, chats=(1,))
+
+
+class Demo:
+    """One run, start to table."""
+
+    def __init__(self, model: Path, data: Path, port: int, order: list[str], plan: Plan) -> None:
+        self._model = model.resolve()
+        self._served = model.resolve().name
+        self._data = data
+        self._port = port
+        self._url = f"http://127.0.0.1:{port}"
+        self._order = order
+        self._plan = plan
+        self._clock = Clock()
+        self._story = Story()
+        self._tally = Tally()
+
+    def say(self, text: str) -> None:
+        self._clock.say(text)
+
+    async def run(self) -> int:
+        plain_port = free_port()
+        launch = EngineLaunch(model=self._model, served_model_name=self._served)
+        ours = stack.embedded(self._data, self._model, self._served, self._port)
+        plain = stack.plain_vllm(launch, plain_port, self._data / "plain-vllm.log")
+        async with (
+            stack.stopped_at_the_end(ours, plain),
+            aiohttp.ClientSession(connector=_unlimited()) as session,
+        ):
+            self.say(
+                "phase 1 of 4: starting embedded mode, and plain vLLM beside it for the comparison (2 to 6 minutes)"
+            )
+            await asyncio.gather(ours.start(self.say), plain.start())
+            await stack.wait_ready(ours, self._port, "/readyz", self.say)
+            client = Client(session, self._url, self._served)
+            await self._first_request(client)
+            await stack.wait_ready(plain, plain_port, "/health", self.say)
+            following = asyncio.create_task(follow(session, self._url, self._story, self.say))
+            await self._traffic(client)
+            comparisons, agreements = await self._measure(session, plain_port)
+            following.cancel()
+            result = self._result(comparisons, agreements)
+            table.tell(result, self._tally, self._story, comparisons, url=self._url, say=print)
+        print(json.dumps(result.as_dict()), flush=True)
+        return result.exit_code
+
+    async def _first_request(self, client: Client) -> None:
+        outcome = await client.chat("What is the capital of France?", 24)
+        self._tally.outcomes.append(outcome)
+        if not outcome.ok:
+            raise RuntimeError(f"the first request failed: {outcome.error}")
+        self.say(f"first request answered in {outcome.total_s:.1f} s: {outcome.text.strip()[:90]!r}")
+
+    async def _traffic(self, client: Client) -> None:
+        """Both phases of the trace; the second lasts until the loop has nothing more to do or its time is over."""
+        first, second = self._order
+        self.say(f"phase 2 of 4: replaying {first} traffic for {self._plan.first_phase_s:.0f} s")
+        await self._replay(client, first, self._sleep(self._plan.first_phase_s))
+        self.say(
+            f"phase 3 of 4: the traffic shifts to {second}; the loop has at most {self._plan.search_s:.0f} s"
+        )
+        await self._replay(client, second, self._settled(self._plan.search_s))
+
+    async def _replay(self, client: Client, name: str, over: Awaitable[None]) -> None:
+        scale, cap = PHASES[name]
+        until = asyncio.Event()
+        sending = asyncio.create_task(
+            replay(client, trace.requests(name, scale, seed=7), self._tally, cap=cap, until=until)
+        )
+        await over
+        until.set()
+        await sending
+
+    @staticmethod
+    async def _sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _settled(self, limit_s: float) -> None:
+        """Returns once every opened search of the second phase is closed and what was promoted is loaded."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        told = 0.0
+        while (passed := loop.time() - begun) < limit_s:
+            opened, closed = len(self._story.named("search.opened")), len(self._story.named("search.closed"))
+            loaded = len(self._story.named("worker.loaded"))
+            if passed - told > 30:
+                told = passed
+                self.say(
+                    f"phase 3 of 4: {opened} searches opened, {closed} closed, {len(self._story.promotions)} promotions, "
+                    f"{loaded} loads; at most {limit_s - passed:.0f} s left"
+                )
+            await asyncio.sleep(1)
+
+    async def _measure(
+        self, session: aiohttp.ClientSession, plain_port: int
+    ) -> tuple[list[Comparison], tuple[float, float]]:
+        state = stack.instance(self._data)
+        worker_url = f"http://127.0.0.1:{state['ports']['worker-0']}"
+        worker = Client(session, worker_url, self._served)
+        clients = {
+            "plain": Client(session, f"http://127.0.0.1:{plain_port}", self._served),
+            "empty": worker,
+            "tuned": worker,
+        }
+        self.say(
+            "phase 4 of 4: paired blocks of plain vLLM, empty slots and the tuned engine (about 3 minutes)"
+        )
+        async with SlotSwitch(self._data, state["nats"], "worker-0") as switch:
+            comparisons = [await self._compare(clients, switch, chats) for chats in self._plan.chats]
+            agreements = await self._agreements(worker, switch)
+            await switch("tuned")
+        return comparisons, agreements
+
+    async def _compare(
+        self, clients: dict[str, Client], switch: Callable[[str], Awaitable[None]], chats: int
+    ) -> Comparison:
+        return await compare(
+            clients,
+            switch,
+            chats=chats,
+            max_tokens=self._plan.block_tokens,
+            rounds=self._plan.rounds,
+            seed=11 + chats,
+            say=self.say,
+        )
+
+    async def _agreements(
+        self, worker: Client, switch: Callable[[str], Awaitable[None]]
+    ) -> tuple[float, float]:
+        """Greedy texts: tuned against empty at one batch size; empty against itself at another."""
+        prompts = [f"Number {i}. Explain in simple words what a {word} is." for i, word in enumerate(_WORDS)]
+        await switch("empty")
+        together = await _at_once(worker, prompts, len(prompts))
+        pairs = await _at_once(worker, prompts, 2)
+        await switch("tuned")
+        tuned = await _at_once(worker, prompts, len(prompts))
+        return same_text(tuned, together), same_text(pairs, together)
+
+    def _result(self, comparisons: list[Comparison], agreements: tuple[float, float]) -> table.Result:
+        main = comparisons[0]
+        speedup = main.ratio("tuned", "plain", 1)
+        kernels = [k for e in self._story.promotions for k in e["data"]["revision"]["kernels"]]
+        order = ("bitwise", "reordered", "lossy")
+        return table.Result(
+            requests=len(self._tally.outcomes),
+            failed=self._tally.failed,
+            truncated=self._tally.truncated,
+            promotions=len(self._story.promotions),
+            numerics=max((k["numerics"] for k in kernels), key=order.index, default="none"),
+            slot_baseline_ratio=main.ratio("empty", "plain", 3).point,
+            stolen_s=self._story.stolen_s,
+            speedup=speedup.point,
+            speedup_low=speedup.low,
+            speedup_high=speedup.high,
+            drift_to_promotion_s=self._story.drift_to_promotion_s(),
+            greedy_agreement=agreements[0],
+            greedy_agreement_incumbent=agreements[1],
+        )
+
+
+_WORDS = (
+    "river",
+    "bridge",
+    "violin",
+    "planet",
+    "market",
+    "battery",
+    "glacier",
+    "poem",
+    "harbour",
+    "engine",
+    "forest",
+    "clock",
+    "window",
+    "bakery",
+    "train",
+    "garden",
+)
+
+
+async def _at_once(client: Client, prompts: list[str], width: int) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    for start in range(0, len(prompts), width):
+        part = prompts[start : start + width]
+        outcomes += await asyncio.gather(*(client.chat(prompt, AGREEMENT_TOKENS) for prompt in part))
+    return outcomes
+
+
+def _unlimited() -> aiohttp.TCPConnector:
+    return aiohttp.TCPConnector(limit=0, force_close=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--data", type=Path, default=Path(".polymorph/demo"))
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--reversed", action="store_true", help="code first, then chat")
+    parser.add_argument("--quick", action="store_true", help="shorter phases and fewer rounds")
+    parser.add_argument("--search-s", type=float, help="seconds that the second phase lasts at most")
+    options = parser.parse_args()
+    order = ["code", "conv"] if options.reversed else ["conv", "code"]
+    plan = Plan().quick() if options.quick else Plan()
+    if options.search_s is not None:
+        plan = replace(plan, search_s=options.search_s)
+    return asyncio.run(Demo(options.model, options.data, options.port, order, plan).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What the demo runs: embedded mode, as a user starts it, and plain vLLM beside it under the same launch."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from collections.abc import AsyncIterator
+
+from polymorph.embedded.folder import DataFolder, free_port
+from polymorph.embedded.probe import http_status
+from polymorph.engine.launch import EngineLaunch
+
+READY_S = 900.0
+_STOP_S = 150.0
+
+
+class Process:
+    """A process of the demo, with its output in a file or handed line by line to `say`."""
+
+    def __init__(self, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._environment = dict(environment)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, say: Callable[[str], None] | None = None) -> None:
+        log = self.log.open("wb")
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if say else log,
+            stderr=asyncio.subprocess.STDOUT if say else log,
+            env=self._environment,
+            start_new_session=True,
+        )
+        if say and self._process.stdout:
+            self._reader = asyncio.create_task(_relay(self._process.stdout, say))
+
+    def ended(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._process.returncode if self._process else None
+
+    async def stop(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _relay(stream: asyncio.StreamReader, say: Callable[[str], None]) -> None:
+    async for line in stream:
+        say("  " + line.decode(errors="replace").rstrip())
+
+
+def embedded(data: Path, model: Path, served: str, port: int) -> Process:
+    """`polymorph up` on a fresh data folder, in the mode that promotes by itself."""
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    command = [sys.executable, "-m", "polymorph.embedded.cli", "up", "--mode", "canary", "--port", str(port)]
+    command += ["--model", str(model), "--served-model-name", served, "--data", str(data)]
+    return Process("polymorph up", command, os.environ, data / "up.log")
+
+
+def plain_vllm(launch: EngineLaunch, port: int, log: Path) -> Process:
+    """Plain vLLM's own server: the same model, threads, OpenMP runtime and limits, without our extension."""
+    arguments = launch.plain_arguments()
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            command += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    ours = {key: value for key, value in launch.environment().items() if not key.startswith("POLYMORPH_")}
+    return Process("plain vLLM", command, {**os.environ, **ours}, log)
+
+
+async def wait_ready(process: Process, port: int, path: str, say: Callable[[str], None]) -> None:
+    """Waits for a 200; raises `RuntimeError` with the end of the log where the process dies or time runs out."""
+    for waited in range(int(READY_S)):
+        if await http_status(port, path) == 200:
+            return
+        if process.ended() is not None:
+            tail = process.log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(
+                f"{process.name} ended with exit code {process.ended()} before it was ready:\n{tail}"
+            )
+        if waited and waited % 30 == 0:
+            say(
+                f"{process.name}: not ready after {waited} s (a first start compiles the model; up to {READY_S:.0f} s)"
+            )
+        await asyncio.sleep(1)
+    raise RuntimeError(f"{process.name} was not ready after {READY_S:.0f} s; see {process.log}")
+
+
+@asynccontextmanager
+async def stopped_at_the_end(*processes: Process) -> AsyncIterator[None]:
+    """Leaves no process behind, whatever happens."""
+    try:
+        yield
+    finally:
+        await asyncio.gather(*(process.stop() for process in processes))
+
+
+def instance(data: Path) -> dict[str, Any]:
+    """What the supervisor wrote about itself."""
+    state = DataFolder(data).read_state()
+    if state is None:
+        raise RuntimeError(f"no supervisor runs on {data}")
+    return state
+
+
+__all__ = ["Process", "embedded", "free_port", "instance", "plain_vllm", "stopped_at_the_end", "wait_ready"]

@@ -1,0 +1,87 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from polymorph.embedded.cli import main
+from polymorph.embedded.folder import DataFolder, StartRefused
+from polymorph.embedded.options import UpOptions
+
+
+def test_one_supervisor_holds_a_folder(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "data")
+    folder.make()
+    with folder.lock():
+        assert folder.locked()
+        with pytest.raises(StartRefused, match="polymorph down"), folder.lock():
+            pass
+    assert not folder.locked()
+
+
+def test_ports_stay_from_start_to_start_unless_taken(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    first = folder.ports(["nats", "valkey"])
+    assert folder.ports(["nats", "valkey"]) == first
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", first["nats"]))
+        held.listen()
+        second = folder.ports(["nats", "valkey"])
+    assert second["nats"] != first["nats"]
+    assert second["valkey"] == first["valkey"]
+
+
+def test_a_half_written_state_file_reads_as_none(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.make()
+    folder.state_file.write_text('{"pid": 1')
+    assert folder.read_state() is None
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartRefused, match="--data DIR"):
+        DataFolder(tmp_path / "file" / "data").make()
+
+
+class TestRefusedStarts:
+    """Exit code 2 and one line on stderr; nothing is started."""
+
+    def refuse(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> str:
+        assert main(["up", "--data", str(tmp_path / "data"), *arguments]) == 2
+        line = capsys.readouterr().err.strip()
+        assert "\n" not in line
+        assert not (tmp_path / "data" / "run" / "supervisor.json").exists()
+        return line
+
+    def test_a_model_folder_that_is_none(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert "config.json" in self.refuse(capsys, tmp_path, "--model", str(tmp_path))
+
+    def test_a_taken_port(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            held.listen()
+            port = held.getsockname()[1]
+            assert f"port {port} is taken" in self.refuse(capsys, tmp_path, "--port", str(port))
+
+    def test_no_workers(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert "--workers 0" in self.refuse(capsys, tmp_path, "--workers", "0")
+
+    def test_an_unknown_mode(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert "observe, recommend, canary or pinned" in self.refuse(capsys, tmp_path, "--mode", "fast")
+
+
+def test_status_and_down_where_nothing_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["status", "--data", str(tmp_path)]) == 3
+    assert "polymorph up" in capsys.readouterr().out
+    assert main(["down", "--data", str(tmp_path)]) == 0
+
+
+def test_memory_counts_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["X"], "dtype": "bfloat16"}')
+    (model / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr("polymorph.embedded.options.cpu_flags", lambda: {"avx2", "fma"})
+    options = UpOptions(model=model, workers=10_000)
+    with pytest.raises(StartRefused, match=r"memory: .* GiB available; wanted: 2"):
+        options.check()
