@@ -88,18 +88,32 @@ class Ledger:
 
     # --- promotions ---
 
-    async def add_promotion(self, proposed: promotions.Proposed) -> bool:
-        """Whether it is new."""
-        return await self._write(lambda s, now: promotions.add_promotion(s, proposed, now))
+    async def put_promotion(self, proposed: promotions.Proposed) -> None:
+        """Enters a promotion that does not begin now, or puts a held one anew."""
+        await self._write(lambda s, now: promotions.put_promotion(s, proposed, now))
 
     async def set_phase(self, promotion_id: str, phase: str, reason: str) -> None:
         await self._write(lambda s, now: promotions.set_phase(s, promotion_id, phase, reason, now))
 
     async def open_step(
-        self, pool: str, base_generation: int, plan: Callable[[int], promotions.StepPlan]
+        self,
+        pool: str,
+        base_generation: int,
+        plan: Callable[[int], promotions.StepPlan],
+        *,
+        proposed: promotions.Proposed | None = None,
     ) -> StepRow:
-        """Allocates a generation and keeps the intent. `plan` is pure and gets the generation."""
-        return await self._write(lambda s, now: promotions.open_step(s, pool, base_generation, plan, now))
+        """Allocates a generation and keeps the intent, with the promotion that it begins.
+
+        `plan` is pure and gets the generation.
+        """
+
+        def work(session: Session, now: dt.datetime) -> StepRow:
+            if proposed is not None:
+                promotions.put_promotion(session, proposed, now)
+            return promotions.open_step(session, pool, base_generation, plan, now)
+
+        return await self._write(work)
 
     async def settle(self, pool: str, shown: int) -> list[StepRow]:
         """Confirms what key-value shows, publishes its events, closes what lost; returns the steps confirmed now."""

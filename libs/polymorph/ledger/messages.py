@@ -8,6 +8,7 @@ from sqlmodel import Session, col, select
 from polymorph.events.base import Command, Event
 from polymorph.events.envelope import message_id
 from polymorph.events.types import COMMANDS, EVENTS
+from polymorph.ledger.insertion import insert_once
 from polymorph.ledger.tables import InboxRow, OutboxRow
 
 Kept = type[Event] | type[Command]
@@ -35,12 +36,7 @@ def decode(type_name: str, data: dict[str, Any]) -> Event | Command:
 
 def enqueue(session: Session, message: Event | Command, *, source: str, now: dt.datetime) -> None:
     """Puts `message` into the outbox once, however often the same fact is told."""
-    identity = message_id(message, source)
-    if session.exec(select(OutboxRow).where(OutboxRow.message_id == identity)).first() is not None:
-        return
-    body = encode(message)
-    session.add(OutboxRow(message_id=identity, type=body["type"], data=body["data"], created_at=now))
-    session.flush()
+    insert_once(session, OutboxRow, message_id=message_id(message, source), created_at=now, **encode(message))
 
 
 def pending(session: Session, limit: int) -> list[OutboxRow]:
@@ -57,8 +53,4 @@ def mark_published(session: Session, sequence: int, now: dt.datetime) -> None:
 
 def first_time(session: Session, consumer: str, identity: str, now: dt.datetime) -> bool:
     """Whether `consumer` meets this message for the first time; it is remembered with the rest of the transaction."""
-    if session.get(InboxRow, (consumer, identity)) is not None:
-        return False
-    session.add(InboxRow(consumer=consumer, message_id=identity, received_at=now))
-    session.flush()
-    return True
+    return insert_once(session, InboxRow, consumer=consumer, message_id=identity, received_at=now)

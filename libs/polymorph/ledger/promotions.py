@@ -7,7 +7,7 @@ intents were committed and which never can be.
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sqlmodel import Session, col, select
@@ -16,6 +16,7 @@ from polymorph.events.base import Event
 from polymorph.events.state import DesiredState
 from polymorph.events.values import Revision
 from polymorph.ledger import messages
+from polymorph.ledger.insertion import insert_once
 from polymorph.ledger.tables import PoolRow, PromotionRow, RevisionRow, StepRow, StepStatus
 
 
@@ -62,31 +63,19 @@ class Proposed:
 
 
 def add_pool(session: Session, pool: str, now: dt.datetime) -> None:
-    if session.get(PoolRow, pool) is None:
-        session.add(PoolRow(pool=pool, created_at=now))
-        session.flush()
+    insert_once(session, PoolRow, pool=pool, generation=0, created_at=now)
 
 
-def add_promotion(session: Session, proposed: Proposed, now: dt.datetime) -> bool:
-    """Whether the promotion is new."""
-    if session.get(PromotionRow, proposed.promotion_id) is not None:
-        return False
+def put_promotion(session: Session, proposed: Proposed, now: dt.datetime) -> None:
+    """Enters a promotion into the record, or puts a held one anew."""
     add_pool(session, proposed.pool, now)
-    session.add(
-        PromotionRow(
-            promotion_id=proposed.promotion_id,
-            pool=proposed.pool,
-            revision=proposed.revision,
-            phase=proposed.phase,
-            reason=proposed.reason,
-            drift_id=proposed.drift_id,
-            proposal=proposed.proposal,
-            created_at=now,
-            updated_at=now,
-        )
-    )
+    row = session.get(PromotionRow, proposed.promotion_id, with_for_update=True)
+    if row is None:
+        row = PromotionRow(**asdict(proposed), created_at=now, updated_at=now)
+        session.add(row)
+    row.phase, row.reason, row.updated_at = proposed.phase, proposed.reason, now
+    row.revision, row.proposal = proposed.revision, proposed.proposal
     session.flush()
-    return True
 
 
 def set_phase(session: Session, promotion_id: str, phase: str, reason: str, now: dt.datetime) -> None:
@@ -209,21 +198,21 @@ def _confirm(session: Session, step: StepRow, *, source: str, now: dt.datetime) 
         if content is not None:
             _keep_revision(session, step.pool, content, now)
     for promotion_id, phase in step.phases.items():
-        set_phase(session, promotion_id, phase, step.reason, now)
+        # A record made anew under a living pool does not know the promotion that it ends.
+        if session.get(PromotionRow, promotion_id) is not None:
+            set_phase(session, promotion_id, phase, step.reason, now)
     for message in step.messages:
         fact = messages.decode(message["type"], message["data"])
         messages.enqueue(session, fact, source=source, now=now)
 
 
 def _keep_revision(session: Session, pool: str, content: Revision, now: dt.datetime) -> None:
-    if session.get(RevisionRow, (pool, content.revision)) is None:
-        session.add(
-            RevisionRow(
-                pool=pool,
-                revision=content.revision,
-                parent=content.parent,
-                content=content.model_dump(mode="json"),
-                created_at=now,
-            )
-        )
-        session.flush()
+    insert_once(
+        session,
+        RevisionRow,
+        pool=pool,
+        revision=content.revision,
+        parent=content.parent,
+        content=content.model_dump(mode="json"),
+        created_at=now,
+    )

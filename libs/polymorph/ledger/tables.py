@@ -85,7 +85,7 @@ class StepRow(SQLModel, table=True):
     pool: str = Field(primary_key=True, foreign_key="pools.pool")
     generation: int = Field(primary_key=True)
     base_generation: int
-    promotion_id: str | None = Field(default=None, foreign_key="promotions.promotion_id")
+    promotion_id: str | None = None
     action: str
     status: str = Field(index=True)
     reason: str

@@ -18,17 +18,17 @@ def upgrade() -> None:
     _searches()
     _tenants()
     _candidates()
+    _promotion_steps()
     _promotions()
     _revisions()
     _evaluations()
-    _promotion_steps()
 
 
 def downgrade() -> None:
-    op.drop_table("promotion_steps")
     op.drop_table("evaluations")
     op.drop_table("revisions")
     op.drop_table("promotions")
+    op.drop_table("promotion_steps")
     op.drop_table("candidates")
     op.drop_table("tenants")
     op.drop_table("searches")
@@ -133,6 +133,30 @@ def _candidates() -> None:
     op.create_index("ix_candidates_search_id", "candidates", ["search_id"], unique=False)
 
 
+def _promotion_steps() -> None:
+    op.create_table(
+        "promotion_steps",
+        sa.Column("pool", sa.String(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("base_generation", sa.Integer(), nullable=False),
+        sa.Column("promotion_id", sa.String(), nullable=True),
+        sa.Column("action", sa.String(), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("reason", sa.String(), nullable=False),
+        sa.Column("target", DOCUMENT, nullable=False),
+        sa.Column("messages", DOCUMENT, nullable=False),
+        sa.Column("phases", DOCUMENT, nullable=False),
+        sa.Column("created_at", UtcDateTime, nullable=False),
+        sa.Column("settled_at", UtcDateTime, nullable=True),
+        sa.ForeignKeyConstraint(
+            ["pool"],
+            ["pools.pool"],
+        ),
+        sa.PrimaryKeyConstraint("pool", "generation"),
+    )
+    op.create_index("ix_promotion_steps_status", "promotion_steps", ["status"], unique=False)
+
+
 def _promotions() -> None:
     op.create_table(
         "promotions",
@@ -199,31 +223,3 @@ def _evaluations() -> None:
     op.create_index("ix_evaluations_candidate_id", "evaluations", ["candidate_id"], unique=False)
     op.create_index("ix_evaluations_search_id", "evaluations", ["search_id"], unique=False)
     op.create_index("ix_evaluations_verdict", "evaluations", ["verdict"], unique=False)
-
-
-def _promotion_steps() -> None:
-    op.create_table(
-        "promotion_steps",
-        sa.Column("pool", sa.String(), nullable=False),
-        sa.Column("generation", sa.Integer(), nullable=False),
-        sa.Column("base_generation", sa.Integer(), nullable=False),
-        sa.Column("promotion_id", sa.String(), nullable=True),
-        sa.Column("action", sa.String(), nullable=False),
-        sa.Column("status", sa.String(), nullable=False),
-        sa.Column("reason", sa.String(), nullable=False),
-        sa.Column("target", DOCUMENT, nullable=False),
-        sa.Column("messages", DOCUMENT, nullable=False),
-        sa.Column("phases", DOCUMENT, nullable=False),
-        sa.Column("created_at", UtcDateTime, nullable=False),
-        sa.Column("settled_at", UtcDateTime, nullable=True),
-        sa.ForeignKeyConstraint(
-            ["pool"],
-            ["pools.pool"],
-        ),
-        sa.ForeignKeyConstraint(
-            ["promotion_id"],
-            ["promotions.promotion_id"],
-        ),
-        sa.PrimaryKeyConstraint("pool", "generation"),
-    )
-    op.create_index("ix_promotion_steps_status", "promotion_steps", ["status"], unique=False)
