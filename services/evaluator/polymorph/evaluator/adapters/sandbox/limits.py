@@ -1,0 +1,30 @@
+"""Resource limits of a process that runs what a candidate brought."""
+
+import resource
+
+_GIB = 1 << 30
+
+
+def apply(*, cpu_s: int, memory: int, files: int = 256, file_bytes: int = 0) -> None:
+    """Limits this process: processor seconds, address space, open files, and the size of any file it writes."""
+    for kind, value in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_NOFILE, files),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (limit, limit))
+
+
+def address_space_now() -> int:
+    """Bytes of address space that this process has mapped."""
+    with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123
+        return int(statm.read().split()[0]) * resource.getpagesize()
+
+
+def grown(extra_gib: float) -> int:
+    """A limit on address space that leaves `extra_gib` beyond what is mapped now."""
+    return address_space_now() + int(extra_gib * _GIB)
