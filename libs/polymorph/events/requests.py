@@ -42,7 +42,10 @@ class Placed(Value):
 
 
 class Held(Value):
-    """Wait: further answers follow on the same reply subject at least every `heartbeat_s` until `deadline_s`."""
+    """Wait: further answers follow on the same reply subject at least every `heartbeat_s` until `deadline_s`.
+
+    `deadline_s` is in seconds from this answer on.
+    """
 
     status: Literal["held"] = "held"
     reason: str
@@ -56,6 +59,10 @@ class Unplaceable(Value):
     status: Literal["unplaceable"] = "unplaceable"
     reason: str
     retry_after_s: float
+    cause: Annotated[
+        Literal["full", "no-worker"],
+        Field(description="no-worker: the router knows none; a gateway that knows one may place by itself"),
+    ] = "full"
 
 
 Placement = Annotated[Placed | Held | Unplaceable, Field(discriminator="status")]

@@ -1,0 +1,35 @@
+"""Settings of the router: section `router`, variables `POLYMORPH_ROUTER_<FIELD>`."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from polymorph.config.settings import ServiceSettings
+
+
+class RouterSettings(ServiceSettings):
+    """How requests are placed and how traffic is folded. Times in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="POLYMORPH_ROUTER_")
+
+    window_s: float = Field(default=5.0, gt=0, description="length of a traffic.shape-observed window")
+    capacity_tokens_factor: float = Field(
+        default=1.0, gt=0, description="tokens in flight a worker may have, as a share of its KV cache"
+    )
+    capacity_seqs_factor: float = Field(
+        default=1.5, gt=0, description="requests in flight a worker may have, as a multiple of max_num_seqs"
+    )
+    default_output_tokens: int = Field(
+        default=256, ge=1, description="counted where a request names no max_tokens"
+    )
+    reservation_ttl_s: float = Field(
+        default=900.0, gt=0, description="a placed request that nobody reports as finished is dropped then"
+    )
+    hold_deadline_s: float = Field(default=60.0, gt=0, description="how long a request may be held")
+    hold_heartbeat_s: float = Field(default=1.0, gt=0, description="how often a held request hears of us")
+    hold_limit: int = Field(default=1024, ge=0, description="requests that may be held at once in a pool")
+    worker_ttl_s: float = Field(
+        default=15.0, gt=0, description="a worker without a heartbeat for so long is gone"
+    )
+    redis_url: str | None = Field(
+        default=None, description="the cache that router replicas share; placement does without it"
+    )
