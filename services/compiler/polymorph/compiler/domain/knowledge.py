@@ -65,6 +65,18 @@ class Lesson(Value):
         """Wrong, unbuildable, or certainly slower: not worth a second look on the same operation."""
         return self.low is None or (self.high is not None and self.high < 1.0)
 
+    def refuted(self, reason: str) -> "Lesson":
+        """What remains of a win that was taken back where it served."""
+        return self.model_copy(update={"low": None, "high": None, "confirmed": False, "reason": reason})
+
+    def same_thing(self, other: "Lesson") -> bool:
+        return (self.definition, self.params, self.min_m, self.max_m) == (
+            other.definition,
+            other.params,
+            other.min_m,
+            other.max_m,
+        )
+
     def meets(self, min_m: int, max_m: int) -> bool:
         return self.min_m <= max_m and min_m <= self.max_m
 
@@ -76,14 +88,16 @@ class Knowledge(Value):
     lessons: tuple[Lesson, ...] = ()
 
     def learn(self, lessons: Iterable[Lesson]) -> "Knowledge":
-        """With further lessons; the best wins and the latest failures are kept."""
+        """With further lessons; the best wins and the latest failures are kept. A later failure undoes a win."""
         fresh = tuple(lessons)
         foreign = [lesson.hardware for lesson in fresh if lesson.hardware != self.hardware]
         if foreign:
             raise ValueError(
                 f"lessons of {foreign[0]} do not hold on {self.hardware}: keep them under their own hardware"
             )
-        merged = (*self.lessons, *(x for x in fresh if x not in self.lessons))
+        failed = [x for x in fresh if x.low is None]
+        standing = [x for x in self.lessons if not any(x.same_thing(f) for f in failed)]
+        merged = (*standing, *(x for x in fresh if x not in standing))
         wins = sorted((x for x in merged if x.won()), key=lambda x: (not x.confirmed, -(x.low or 0)))
         rest = [x for x in merged if not x.won()]
         return self.model_copy(update={"lessons": (*wins[:WINS_KEPT], *rest[-FAILURES_KEPT:])})

@@ -21,11 +21,25 @@ from polymorph.compiler.domain.search_state import (
 )
 from polymorph.compiler.domain.search_target import Target, plan
 from polymorph.compiler.domain.search_workload import workload
-from polymorph.events.state import EMPTY, Mode
+from polymorph.events.state import EMPTY, DesiredState, Mode
 from polymorph.events.types import CandidateEvaluated, DriftDetected, SearchOpened, TrafficShapeObserved
 from polymorph.events.values import Revision, TrafficShape, Value
 
 SEARCHING_MODES = (Mode.RECOMMEND, Mode.CANARY)
+
+
+WINNERS_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a promotion, and the stable revision that key-value shows with it."""
+
+    promotion_id: str
+    answer: Answer
+    generation: int
+    stable: Revision
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,7 @@ class PoolState(Value):
 
     pool: str
     mode: Mode
+    generation: int = 0
     stable: Revision = EMPTY
     tuned: dict[str, TrafficShape] = {}
     unmet: Unmet | None = None
@@ -72,6 +87,7 @@ class PoolState(Value):
     search: Search | None = None
     waiting: tuple[Search, ...] = ()
     asks_at: dt.datetime | None = None
+    winners: dict[str, Lesson] = {}
 
     def tuned_for(self) -> TrafficShape | None:
         """The shape that counts as known: that of the plan under way, else that of the stable revision."""
@@ -125,36 +141,36 @@ class PoolLoop:
     def promoted(
         self,
         state: PoolState,
-        promotion_id: str,
-        answer: Answer,
+        ended: Ended,
         known: Knowledge,
         now: dt.datetime,
-        *,
-        stable: Revision,
-        reason: str,
     ) -> PoolStep:
-        """The promoter answered, or a promotion ended: the pool runs `stable` now."""
-        state = _with(state, stable=stable)
-        if state.search is not None and state.search.promotion_id() == promotion_id:
-            search, effects = self._machine.promoted(state.search, answer, reason)
+        """The promoter answered, or a promotion ended."""
+        state = _shown(state, ended.generation, ended.stable)
+        if state.search is not None and state.search.promotion_id() == ended.promotion_id:
+            search, effects = self._machine.promoted(state.search, ended.answer, ended.reason)
             return self._settle(_with(state, search=search), list(effects), known, now)
-        held = next((s for s in state.waiting if s.promotion_id() == promotion_id), None)
-        if held is None or answer in (Answer.HELD, Answer.UNDER_WAY):
-            return state, []
-        _, effects = self._machine.promoted(held, answer, reason)
-        others = tuple(s for s in state.waiting if s is not held)
-        return _with(state, waiting=others), list(effects)
+        held = next((s for s in state.waiting if s.promotion_id() == ended.promotion_id), None)
+        if held is not None and ended.answer in (Answer.LIVE, Answer.REFUSED):
+            search, effects = self._machine.promoted(held, ended.answer, ended.reason)
+            others = tuple(s for s in state.waiting if s is not held)
+            return _won(_with(state, waiting=others), search), list(effects)
+        won = state.winners.get(ended.promotion_id)
+        if won is not None and ended.answer is Answer.REFUSED:
+            return state, [Learn((won.refuted(ended.reason),))]
+        return state, []
 
-    def desired(
-        self, state: PoolState, mode: Mode, stable: Revision, known: Knowledge, now: dt.datetime
-    ) -> PoolStep:
-        """The desired state of the pool was read."""
-        if mode is state.mode:
-            return _with(state, stable=stable), []
-        state = _with(state, mode=mode, stable=stable, rests_until=None, asks_at=None)
-        if state.search is None or mode in SEARCHING_MODES:
+    def desired(self, state: PoolState, shown: DesiredState, known: Knowledge, now: dt.datetime) -> PoolStep:
+        """The desired state of the pool was read; one older than what is known changes nothing."""
+        if shown.generation < state.generation:
+            return state, []
+        before, state = state.mode, _shown(state, shown.generation, shown.stable)
+        if shown.mode is before:
+            return state, []
+        state = _with(state, mode=shown.mode, rests_until=None, asks_at=None)
+        if state.search is None or shown.mode in SEARCHING_MODES:
             return self._next(state, [], known, now)
-        reason = f"The pool's mode became {mode}, which searches nothing."
+        reason = f"The pool's mode became {shown.mode}, which searches nothing."
         search, effects = self._machine.cancelled(state.search, reason)
         return self._settle(_with(state, search=search), list(effects), known, now)
 
@@ -177,6 +193,7 @@ class PoolLoop:
         if search is None or search.phase not in (Phase.CLOSED, Phase.WAITING):
             return state, effects
         taught = knowledge.lessons(search)
+        state = _won(state, search)
         if search.phase is Phase.WAITING:
             later = now + dt.timedelta(seconds=self._rules.cooldown_s)
             state = _with(state, waiting=(*state.waiting, search), asks_at=later)
@@ -257,6 +274,21 @@ class PoolLoop:
             hardware=search.hardware,
             reason=search_report.opened(target, self._rules.candidates, len(search.seeds)),
         )
+
+
+def _shown(state: PoolState, generation: int, stable: Revision) -> PoolState:
+    """With what key-value shows, unless something newer is known."""
+    return _with(state, generation=generation, stable=stable) if generation >= state.generation else state
+
+
+def _won(state: PoolState, search: Search) -> PoolState:
+    """Remembers what a promoted winner was, in case it is taken back."""
+    promotion_id = search.promotion_id()
+    if search.phase is not Phase.CLOSED or promotion_id is None:
+        return state
+    won = next((x for x in knowledge.lessons(search) if x.confirmed), None)
+    winners = {**state.winners, promotion_id: won} if won else state.winners
+    return _with(state, winners=dict(list(winners.items())[-WINNERS_KEPT:]))
 
 
 def _with(state: PoolState, **changes: Any) -> PoolState:

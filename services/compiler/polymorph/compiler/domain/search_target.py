@@ -44,9 +44,7 @@ def spans(tokens_per_step: Mapping[str, float]) -> tuple[Span, ...]:
     weights = _normalised(tokens_per_step)
     chosen = _heaviest(weights)
     grown = {
-        b
-        for b in weights
-        if b in chosen or (weights[b] >= NEIGHBOUR and any(_adjacent(b, c) for c in chosen))
+        b for b in weights if b in chosen or (weights[b] >= NEIGHBOUR and any(_near(b, c) for c in chosen))
     }
     ranges = [_span(run, weights) for run in _runs(sorted(grown))]
     return tuple(sorted(ranges, key=lambda s: (-s.weight, s.min_m)))
@@ -101,16 +99,16 @@ def _heaviest(weights: Mapping[int, float]) -> set[int]:
     return chosen
 
 
-def _adjacent(one: int, other: int) -> bool:
-    return abs(UPPER_BOUNDS.index(one) - UPPER_BOUNDS.index(other)) == 1
+def _near(one: int, other: int) -> bool:
+    """Neighbours, or with one bucket between them."""
+    return 0 < abs(UPPER_BOUNDS.index(one) - UPPER_BOUNDS.index(other)) <= 2
 
 
 def _runs(buckets: Iterable[int]) -> list[list[int]]:
     """Neighbouring buckets together (one empty bucket between them is bridged), none wider than `WIDEST`."""
     runs: list[list[int]] = []
     for upper in buckets:
-        near = runs and UPPER_BOUNDS.index(upper) - UPPER_BOUNDS.index(runs[-1][-1]) <= 2
-        if near and upper <= WIDEST * runs[-1][0]:
+        if runs and _near(runs[-1][-1], upper) and upper <= WIDEST * runs[-1][0]:
             runs[-1].append(upper)
         else:
             runs.append([upper])

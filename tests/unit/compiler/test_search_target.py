@@ -1,0 +1,76 @@
+"""What is searched follows from the shares in the window, not from a list."""
+
+import pytest
+
+from polymorph.compiler.domain.search_target import plan, spans
+from polymorph.compiler.domain.search_workload import m_weights, workload
+
+
+def constant(definition, min_m, max_m):
+    return 0.5
+
+
+def test_span_is_the_decode_range_where_decode_takes_the_time():
+    found = spans({"1": 0.1, "4": 0.3, "8": 0.5, "512": 0.1})
+    assert [(s.min_m, s.max_m, round(s.weight, 6)) for s in found] == [(1, 8, 0.9)]
+
+
+def test_prefill_and_decode_are_two_spans_heaviest_first():
+    found = spans({"8": 0.4, "512": 0.6})
+    assert [(s.min_m, s.max_m) for s in found] == [(257, 512), (5, 8)]
+
+
+def test_rare_buckets_are_left_out_and_close_neighbours_join():
+    assert [(s.min_m, s.max_m) for s in spans({"4": 0.85, "8": 0.1, "16": 0.01, "2048": 0.04})] == [(3, 8)]
+
+
+def test_no_span_is_wider_than_one_kernel_can_serve():
+    evenly = {str(2**n): 0.1 for n in range(10)}
+    assert all(s.max_m <= 16 * max(s.min_m, 1) * 2 for s in spans(evenly))
+    assert len(spans(evenly)) > 1
+
+
+def test_an_unknown_bucket_is_refused_by_name():
+    with pytest.raises(ValueError, match="'7'"):
+        spans({"7": 1.0})
+
+
+def test_no_time_known_is_no_span():
+    assert spans({}) == ()
+
+
+def test_targets_are_ordered_by_gain_and_small_gains_left_out(lab):
+    seen = lab.window({"8": 1.0}, {lab.DOWN: 0.2, lab.GATE_UP: 0.4, lab.HEAD: 0.005})
+    targets = plan(seen, constant, least_gain=0.01, limit=6)
+    assert [t.definition for t in targets] == [lab.GATE_UP, lab.DOWN]
+    assert targets[0].gain == pytest.approx(0.4 * 1.0 * 0.5)
+
+
+def test_reversed_shares_reverse_the_search(lab):
+    forward = plan(lab.window({"8": 1.0}, {lab.DOWN: 0.1, lab.HEAD: 0.5}), constant, least_gain=0, limit=1)
+    backward = plan(lab.window({"8": 1.0}, {lab.DOWN: 0.5, lab.HEAD: 0.1}), constant, least_gain=0, limit=1)
+    assert forward[0].definition == lab.HEAD
+    assert backward[0].definition == lab.DOWN
+
+
+def test_headroom_outweighs_share(lab):
+    seen = lab.window({"8": 1.0}, {lab.DOWN: 0.3, lab.HEAD: 0.4})
+    room = {lab.DOWN: 0.5, lab.HEAD: 0.1}
+    targets = plan(seen, lambda definition, low, high: room[definition], least_gain=0, limit=6)
+    assert targets[0].definition == lab.DOWN
+
+
+def test_workload_holds_weights_of_its_range_and_what_a_replay_needs(lab):
+    seen = lab.window({"4": 0.2, "8": 0.6, "512": 0.2}, {lab.GATE_UP: 0.4}, prompt=321)
+    target = plan(seen, constant, least_gain=0, limit=1)[0]
+    document = workload("search-1", target, seen)
+    extras = document.x_polymorph.model_dump()
+    assert extras["m_weights"] == {"4": 0.25, "8": 0.75}
+    assert document.axes == {"M": 8}
+    assert extras["replay"]["prompt_tokens"]["p90"] == 321
+    assert extras["replay"]["concurrency"] == 4.0
+    assert workload("search-1", target, seen).digest() == document.digest()
+
+
+def test_weights_of_an_unseen_range_fall_on_its_upper_bucket(lab):
+    assert m_weights(lab.shape({"8": 1.0}), 17, 64) == {"64": 1.0}
