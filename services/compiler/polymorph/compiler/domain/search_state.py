@@ -96,6 +96,10 @@ class Search(Value):
                 return candidate
         raise KeyError(f"search {self.search_id} proposed no candidate {candidate_id}")
 
+    def awaits(self, event: CandidateEvaluated) -> bool:
+        """Whether this search ordered the evaluation and has no answer to it."""
+        return any(p.order.evaluation_id == event.evaluation_id for p in self.pending)
+
     def queued(self) -> tuple[Candidate, ...]:
         """Proposed, neither sent nor judged."""
         under_way = {p.order.candidate_id for p in self.pending}

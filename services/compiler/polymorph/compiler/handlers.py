@@ -1,0 +1,244 @@
+"""What the compiler does with what it hears: one pool at a time, saved before anything is promised."""
+
+import asyncio
+import datetime as dt
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from polymorph.bus.errors import Retryable
+from polymorph.compiler.domain.knowledge import Knowledge
+from polymorph.compiler.domain.promotion.moves import Proposal
+from polymorph.compiler.domain.search_pool import Ended, Learn, PoolEffect, PoolLoop, PoolState
+from polymorph.compiler.domain.search_state import Answer, Keep, Order, Promote
+from polymorph.config.clock import Clock
+from polymorph.events.state import DesiredState
+from polymorph.events.types import (
+    CandidateEvaluated,
+    DriftDetected,
+    EvaluateCandidate,
+    PromotionCompleted,
+    PromotionRolledBack,
+    TrafficShapeObserved,
+    WorkerLoaded,
+    WorkerRefused,
+)
+from polymorph.events.values import TrafficShape
+
+_log = logging.getLogger(__name__)
+
+
+class Detector(Protocol):
+    """Says when windows leave a shape."""
+
+    def observe(
+        self, window: TrafficShapeObserved, tuned_for: TrafficShape | None
+    ) -> DriftDetected | None: ...
+
+
+class Record(Protocol):
+    """Where pools and lessons are kept, together with the messages that go out."""
+
+    async def pools(self) -> dict[str, PoolState]: ...
+
+    async def knowledge(self) -> Knowledge: ...
+
+    async def save(
+        self,
+        state: PoolState,
+        known: Knowledge,
+        effects: list[PoolEffect],
+        verdict: CandidateEvaluated | None = None,
+    ) -> None: ...
+
+
+class Floor(Protocol):
+    """The world outside: objects, orders that may have been lost, and the promoter."""
+
+    async def keep(self, data: bytes) -> None: ...
+
+    async def order_again(self, command: EvaluateCandidate) -> None: ...
+
+    async def pool(self, pool: str) -> DesiredState:
+        """The desired state of a pool, which is made where there is none."""
+        ...
+
+    async def promote(self, proposal: Proposal) -> Ended | None:
+        """None where it is not decided yet: ask again."""
+        ...
+
+    async def take_back(self, pool: str, generation: int, reason: str) -> None: ...
+
+
+class Tuning:
+    """The loop of every pool. A call that fails with `Retryable` has changed nothing and may come again."""
+
+    def __init__(
+        self,
+        loop: PoolLoop,
+        record: Record,
+        floor: Floor,
+        clock: Clock,
+        *,
+        detector: Callable[[], Detector],
+        window_age_s: float,
+        hardware: str,
+    ) -> None:
+        self._loop = loop
+        self._record = record
+        self._floor = floor
+        self._clock = clock
+        self._detector = detector
+        self._window_age = dt.timedelta(seconds=window_age_s)
+        self._pools: dict[str, PoolState] = {}
+        self._detectors: dict[str, Detector] = {}
+        self._known = Knowledge(hardware=hardware)
+        self._owed: dict[str, list[Order | Promote]] = {}
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Goes on where the last process stopped."""
+        self._pools = await self._record.pools()
+        self._known = await self._record.knowledge()
+        for pool, state in self._pools.items():
+            self._owe(pool, self._loop.resume(state))
+            if state.search:
+                _log.info("pool %s: search %s goes on", pool, state.search.search_id)
+
+    async def window(self, window: TrafficShapeObserved) -> None:
+        """A window of traffic; a stale one, from a backlog, says nothing about now."""
+        now = self._clock.now()
+        if now - window.window_start > self._window_age + dt.timedelta(seconds=window.window_s):
+            return
+        async with self._turn:
+            state = await self._pool(window.pool)
+            detector = self._detectors.setdefault(window.pool, self._detector())
+            drift = detector.observe(window, state.tuned_for())
+            if drift:
+                _log.info("pool %s: %s", window.pool, drift.reason)
+            await self._take(self._loop.window(state, window, drift, self._known, now))
+            await self._pay(window.pool)
+
+    async def evaluated(self, event: CandidateEvaluated) -> None:
+        """A candidate left the gates."""
+        async with self._turn:
+            state = self._pools.get(event.pool)
+            if state is None or state.search is None or not state.search.awaits(event):
+                return
+            _log.info(
+                "candidate %s %s at %s: %s", event.candidate_id, event.verdict, event.gate, event.reason
+            )
+            await self._take(
+                self._loop.evaluated(state, event, self._known, self._clock.now()), verdict=event
+            )
+            await self._pay(event.pool)
+
+    async def completed(self, event: PromotionCompleted) -> None:
+        """A revision is stable, as key-value shows."""
+        await self._ended(
+            event.pool,
+            Ended(event.promotion_id, Answer.LIVE, event.generation, event.revision, event.reason),
+        )
+
+    async def rolled_back(self, event: PromotionRolledBack) -> None:
+        """A revision was taken back."""
+        await self._ended(
+            event.pool,
+            Ended(event.promotion_id, Answer.REFUSED, event.generation, event.back_to, event.reason),
+        )
+
+    async def desired(self, shown: DesiredState) -> None:
+        """Key-value shows something of a pool."""
+        async with self._turn:
+            state = self._pools.get(shown.pool)
+            if state is None:
+                return
+            await self._take(self._loop.desired(state, shown, self._known, self._clock.now()))
+            await self._pay(shown.pool)
+
+    async def loaded(self, event: WorkerLoaded) -> None:
+        """A worker runs a revision."""
+        _log.info(
+            "worker %s runs %s of pool %s: %d calls served",
+            event.worker_id,
+            event.revision,
+            event.pool,
+            event.served_calls,
+        )
+
+    async def refused(self, event: WorkerRefused) -> None:
+        """A worker did not take a revision: where the pool still shows it, it is taken back for all."""
+        reason = f"Worker {event.worker_id} refused {event.revision}: {event.reason}"
+        _log.warning("pool %s: %s", event.pool, reason)
+        async with self._turn:
+            await self._floor.take_back(event.pool, event.generation, reason)
+
+    async def tick(self) -> None:
+        """Time passed."""
+        async with self._turn:
+            for pool, state in list(self._pools.items()):
+                step = self._loop.tick(state, self._known, self._clock.now())
+                if step != (state, []):
+                    await self._take(step)
+                await self._pay(pool)
+
+    async def _ended(self, pool: str, ended: Ended) -> None:
+        async with self._turn:
+            state = self._pools.get(pool)
+            if state is None:
+                return
+            await self._take(self._loop.promoted(state, ended, self._known, self._clock.now()))
+            await self._pay(pool)
+
+    async def _pool(self, pool: str) -> PoolState:
+        known = self._pools.get(pool)
+        if known is not None:
+            return known
+        shown = await self._floor.pool(pool)
+        return PoolState(pool=pool, mode=shown.mode, generation=shown.generation, stable=shown.stable)
+
+    async def _take(
+        self, step: tuple[PoolState, list[PoolEffect]], verdict: CandidateEvaluated | None = None
+    ) -> None:
+        """Saves a step, then remembers what it owes: objects before the record that names them, the rest after."""
+        state, effects = step
+        if state == self._pools.get(state.pool) and not effects:
+            return
+        for effect in effects:
+            if isinstance(effect, Keep):
+                await self._floor.keep(effect.data)
+        known = self._known
+        for effect in effects:
+            if isinstance(effect, Learn):
+                known = known.learn(effect.lessons)
+        await self._record.save(state, known, effects, verdict)
+        self._pools[state.pool], self._known = state, known
+        self._owe(state.pool, effects)
+
+    def _owe(self, pool: str, effects: list[PoolEffect]) -> None:
+        owed = self._owed.setdefault(pool, [])
+        owed += [e for e in effects if isinstance(e, Promote) or (isinstance(e, Order) and e.again)]
+
+    async def _pay(self, pool: str) -> None:
+        """Carries out what is owed; what cannot be done now stays owed until the next tick."""
+        owed = self._owed.setdefault(pool, [])
+        while owed:
+            try:
+                if not await self._pay_one(pool, owed[0]):
+                    return
+            except Retryable as error:
+                _log.warning("pool %s: %s; trying again", pool, error)
+                return
+            owed.pop(0)
+
+    async def _pay_one(self, pool: str, effect: Order | Promote) -> bool:
+        """Whether it is done."""
+        if isinstance(effect, Order):
+            await self._floor.order_again(effect.command)
+            return True
+        ended = await self._floor.promote(effect.proposal)
+        if ended is None:
+            return False
+        _log.info("promotion %s: %s, %s", ended.promotion_id, ended.answer, ended.reason)
+        await self._take(self._loop.promoted(self._pools[pool], ended, self._known, self._clock.now()))
+        return True
