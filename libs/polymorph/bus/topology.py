@@ -1,5 +1,7 @@
 """The names of what is provisioned: streams, buckets, the object store."""
 
+import re
+
 EVENTS_STREAM = "POLYMORPH_EVT"
 JOBS_STREAM = "POLYMORPH_JOBS"
 DEAD_LETTERS_STREAM = "POLYMORPH_DLQ"
@@ -52,3 +54,13 @@ def stream_of(subject: str) -> str:
         if subject.startswith(prefix):
             return stream
     raise ValueError(f"{subject!r} is not kept: name a subject under polymorph.evt. or polymorph.cmd.")
+
+
+_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
+
+
+def checked_key(key: str) -> str:
+    """Raises `ValueError` for what cannot be a key."""
+    if _KEY.fullmatch(key) is None:
+        raise ValueError(f"{key!r} is no key: use A-Z a-z 0-9 - / _ = and single dots between them")
+    return key

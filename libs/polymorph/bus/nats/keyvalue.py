@@ -1,7 +1,5 @@
 """Key-value buckets: reads by direct get, writes by publishing under the key's subject."""
 
-import re
-
 from nats.js import errors as js_errors
 
 from polymorph.bus import topology
@@ -10,7 +8,6 @@ from polymorph.bus.nats.connection import Connection
 from polymorph.bus.nats.stored import Stored, last_stored, read_all
 from polymorph.bus.port import KeyValue
 
-_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 _WRONG_SEQUENCE = (10071, 10164)
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
@@ -22,13 +19,6 @@ def entry_of(bucket: str, stored: Stored) -> KeyValue:
     return KeyValue(key=key, value=None if gone else stored.data, revision=stored.sequence)
 
 
-def checked_key(key: str) -> str:
-    """Raises `ValueError` for what cannot be a key."""
-    if _KEY.fullmatch(key) is None:
-        raise ValueError(f"{key!r} is no key: use A-Z a-z 0-9 - / _ = and single dots between them")
-    return key
-
-
 class Buckets:
     """All the buckets of the topology."""
 
@@ -37,7 +27,7 @@ class Buckets:
 
     async def entry(self, bucket: str, key: str) -> KeyValue | None:
         """The last entry of a key, deletions included."""
-        subject = topology.key_subject(bucket, checked_key(key))
+        subject = topology.key_subject(bucket, topology.checked_key(key))
         stored = await last_stored(self._connection, topology.bucket_stream(bucket), subject)
         return None if stored is None else entry_of(bucket, stored)
 
@@ -76,7 +66,7 @@ class Buckets:
         return found
 
     async def _write(self, bucket: str, key: str, value: bytes, headers: dict[str, str]) -> int:
-        subject = topology.key_subject(bucket, checked_key(key))
+        subject = topology.key_subject(bucket, topology.checked_key(key))
         try:
             return await self._connection.store(subject, value, headers)
         except Unavailable as error:
