@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
-
 from benchmarks.demo import stack, table, trace
 from benchmarks.demo.load import Client, Outcome, Tally, replay
 from benchmarks.demo.measure import Comparison, compare, same_text
 from benchmarks.demo.slots import SlotSwitch
 from benchmarks.demo.story import Clock, Story, follow
+
 from polymorph.embedded.folder import free_port
 from polymorph.embedded.options import DEFAULT_MODEL
 from polymorph.engine.launch import EngineLaunch

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 import aiohttp
-
 from benchmarks.demo.trace import TraceRequest
 
 _TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=10)

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
 from benchmarks.demo.load import Client, Outcome
+
 from polymorph.events.values import Ratio
 from polymorph.stats.blocks import paired_ratio
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from polymorph.bus.credentials import Credentials
 from polymorph.bus.nats.bus import NatsBus
-from polymorph.bus.server_config import Credentials
 from polymorph.config.clock import SystemClock
 from polymorph.embedded.folder import DataFolder
 from polymorph.embedded.secrets import CREDENTIALS

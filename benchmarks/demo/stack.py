@@ -6,11 +6,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from collections.abc import AsyncIterator
 
 from polymorph.embedded.folder import DataFolder, free_port
 from polymorph.embedded.probe import http_status

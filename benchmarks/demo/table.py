@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.demo.load import Tally
 from benchmarks.demo.measure import Comparison
 from benchmarks.demo.story import Story
+
 from polymorph.events.values import Ratio
 
 
@@ -46,7 +47,13 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def tell(
-    result: Result, tally: Tally, story: Story, comparisons: list[Comparison], *, url: str, say: Callable[[str], None]
+    result: Result,
+    tally: Tally,
+    story: Story,
+    comparisons: list[Comparison],
+    *,
+    url: str,
+    say: Callable[[str], None],
 ) -> None:
     """Prints what happened, what was gained, and where each number can be seen again."""
     say("")

@@ -1,6 +1,6 @@
 """Keys and passwords of one embedded instance, made at its first start and kept for the next."""
 
-from polymorph.bus.server_config import Credentials
+from polymorph.bus.credentials import Credentials
 from polymorph.embedded.folder import DataFolder
 from polymorph.kernels.signing import Role, Signer, Trust
 
@@ -16,7 +16,4 @@ def ensure(folder: DataFolder) -> Credentials:
     trust.add(Signer.load_or_generate(folder.keys / EVALUATOR_KEY).public, Role.EVALUATOR)
     trust.add(Signer.load_or_generate(folder.keys / PROMOTER_KEY).public, Role.PROMOTER)
     trust.save(folder.keys / TRUST)
-    credentials = folder.keys / CREDENTIALS
-    if not credentials.exists():
-        Credentials.generate().save(credentials)
-    return Credentials.load(credentials)
+    return Credentials.load_or_generate(folder.keys / CREDENTIALS)

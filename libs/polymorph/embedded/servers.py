@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from polymorph.bus.server import server_binary
-from polymorph.bus.server_config import Credentials, nats_config
+from polymorph.bus.credentials import Credentials
+from polymorph.bus.server import NatsServer
 from polymorph.embedded.child import ChildSpec
 from polymorph.embedded.folder import DataFolder, StartRefused
-from polymorph.embedded.probe import http_status, tcp_accepts
+from polymorph.embedded.probe import tcp_accepts
 
 _SERVERS_RANK = 4
 
@@ -23,24 +23,15 @@ def nats_server_spec(
 ) -> ChildSpec:
     """JetStream on disk, sync always, on loopback; ready once its topology stands."""
     store = folder.service("nats")
-    store.mkdir(parents=True, exist_ok=True)
-    config = store / "nats.conf"
-    text = nats_config(
-        store_dir=store / "jetstream",
-        port=ports["nats"],
-        monitor_port=ports["nats-monitor"],
-        host="127.0.0.1",
-        credentials=credentials,
+    server = NatsServer(
+        store, port=ports["nats"], monitor_port=ports["nats-monitor"], credentials=credentials
     )
-    descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
     return ChildSpec(
         name="nats",
-        command=(str(server_binary()), "-c", str(config)),
+        command=tuple(server.command()),
         environment=dict(os.environ),
         log=folder.logs / "nats.log",
-        ready=partial(_healthy, ports["nats-monitor"]),
+        ready=server.healthy,
         where=f"port {ports['nats']}, JetStream in {store}",
         drain_rank=_SERVERS_RANK,
         after_ready=provision,
@@ -70,10 +61,6 @@ def valkey_spec(folder: DataFolder, port: int) -> ChildSpec:
         where=f"port {port}",
         drain_rank=_SERVERS_RANK,
     )
-
-
-async def _healthy(monitor_port: int) -> bool:
-    return await http_status(monitor_port, "/healthz") == 200
 
 
 def valkey_binary() -> Path:

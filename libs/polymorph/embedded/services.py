@@ -6,9 +6,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from polymorph.bus.server_config import Credentials
+from polymorph.bus.credentials import Credentials, Role
 from polymorph.embedded import secrets
 from polymorph.embedded.child import ChildSpec
 from polymorph.embedded.folder import DataFolder
@@ -39,6 +39,10 @@ class Services:
     @property
     def nats_url(self) -> str:
         return f"nats://127.0.0.1:{self.ports['nats']}"
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['nats-monitor']}"
 
     def stages(self, provision: Callable[[], Awaitable[None]]) -> list[list[ChildSpec]]:
         """What starts together; each stage waits for the one before."""
@@ -74,7 +78,7 @@ class Services:
         service = service or name
         data = self._folder.service(name)
         data.mkdir(parents=True, exist_ok=True)
-        nats = self._credentials.nats_settings(service, self.nats_url)
+        nats = self._credentials.nats_settings(cast("Role", service), self.nats_url)
         values: dict[str, Any] = {
             "instance": name,
             "data_dir": str(data.absolute()),

@@ -3,10 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from polymorph.bus.nats.bus import NatsBus
+from polymorph.bus.credentials import Credentials
 from polymorph.bus.provision import provision
-from polymorph.bus.server_config import Credentials
-from polymorph.config.clock import SystemClock
 from polymorph.embedded import secrets
 from polymorph.embedded.folder import DataFolder
 from polymorph.embedded.options import UpOptions
@@ -27,20 +25,14 @@ def up(options: UpOptions) -> None:
         credentials = secrets.ensure(folder)
         services = Services(options, folder, credentials)
         _greet(options, folder)
-        stages = services.stages(lambda: _provision(credentials, services.nats_url))
+        stages = services.stages(lambda: _provision(credentials, services.nats_url, services.monitor_url))
         asyncio.run(Supervisor(folder, stages, services.facts()).run())
         folder.state_file.unlink(missing_ok=True)
 
 
-async def _provision(credentials: Credentials, url: str) -> None:
+async def _provision(credentials: Credentials, url: str, monitor_url: str) -> None:
     """Idempotent: a second start, or a server that came back, finds its topology and changes nothing."""
-    bus = await NatsBus.connect(
-        credentials.nats_settings("compiler", url), source="/polymorph/embedded", clock=SystemClock()
-    )
-    try:
-        await provision(bus)
-    finally:
-        await bus.close()
+    await provision(credentials.nats_settings("operator", url), monitor_url=monitor_url)
 
 
 def _greet(options: UpOptions, folder: DataFolder) -> None:
