@@ -1,0 +1,1 @@
+"""The C++ dispatcher: kernel slots behind torch operators."""

@@ -1,0 +1,40 @@
+"""Loads the dispatcher into this process and tells torch.compile what its operators give back."""
+
+import functools
+from typing import Any
+
+import torch
+
+from polymorph.engine.dispatcher.build import ensure_built
+
+
+@functools.cache
+def load() -> Any:
+    """The namespace `torch.ops.polymorph`, loaded once a process.
+
+    Raises:
+        DispatcherBuildError: it cannot be built here.
+    """
+    torch.ops.load_library(str(ensure_built()))
+    torch.library.register_fake("polymorph::linear", _linear)
+    torch.library.register_fake("polymorph::rms_norm", _rms_norm)
+    torch.library.register_fake("polymorph::fused_add_rms_norm", _fused_add_rms_norm)
+    return torch.ops.polymorph
+
+
+def _linear(x: Any, bias: Any, layer_id: int, n: int) -> Any:
+    del bias, layer_id
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _rms_norm(x: Any, weight: Any, eps: float) -> Any:
+    del weight, eps
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fused_add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    del weight, eps
+    return (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        torch.empty_like(residual, memory_format=torch.contiguous_format),
+    )

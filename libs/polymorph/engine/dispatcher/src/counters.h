@@ -1,0 +1,120 @@
+// Calls and nanoseconds by definition and bucket of M, and by artifact: what was served, and by what.
+#pragma once
+
+#include <time.h>
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <sstream>
+#include <string>
+
+#include "table.h"
+
+namespace polymorph {
+
+using Count = std::atomic<int64_t>;
+
+struct Tally {
+  Count calls{0};
+  Count nanoseconds{0};
+  void add(int64_t ns) {
+    calls.fetch_add(1, std::memory_order_relaxed);
+    nanoseconds.fetch_add(ns, std::memory_order_relaxed);
+  }
+  void reset() {
+    calls.store(0, std::memory_order_relaxed);
+    nanoseconds.store(0, std::memory_order_relaxed);
+  }
+};
+
+struct DefinitionCounts {
+  std::string name;
+  Tally native;
+  std::array<Tally, kBuckets> by_bucket;
+};
+
+struct ArtifactCounts {
+  std::string digest;
+  Tally served;
+  Count errors{0};
+};
+
+// Deques: growing one moves nothing that a call may be counting into.
+inline std::deque<DefinitionCounts> &definitions() {
+  static std::deque<DefinitionCounts> all;
+  return all;
+}
+
+inline std::deque<ArtifactCounts> &artifacts() {
+  static std::deque<ArtifactCounts> all;
+  return all;
+}
+
+template <typename Counts>
+int32_t interned(std::deque<Counts> &all, std::string Counts::*key, const std::string &text) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].*key == text) return static_cast<int32_t>(i);
+  }
+  all.emplace_back();
+  all.back().*key = text;
+  return static_cast<int32_t>(all.size() - 1);
+}
+
+inline int64_t now_ns() {
+  timespec at{};
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return at.tv_sec * 1000000000LL + at.tv_nsec;
+}
+
+inline void write_tally(std::ostream &out, const Tally &tally) {
+  out << "{\"calls\":" << tally.calls.load() << ",\"ns\":" << tally.nanoseconds.load() << "}";
+}
+
+inline void write_definition(std::ostream &out, const DefinitionCounts &counts) {
+  out << '"' << counts.name << "\":{\"native\":";
+  write_tally(out, counts.native);
+  out << ",\"by_m\":{";
+  const char *comma = "";
+  for (int i = 0; i < kBuckets; ++i) {
+    if (counts.by_bucket[static_cast<size_t>(i)].calls.load() == 0) continue;
+    out << comma << '"' << (1 << i) << "\":";
+    write_tally(out, counts.by_bucket[static_cast<size_t>(i)]);
+    comma = ",";
+  }
+  out << "}}";
+}
+
+inline std::string counters_json() {
+  std::ostringstream out;
+  out << "{\"epoch\":" << current().load()->epoch << ",\"definitions\":{";
+  const char *comma = "";
+  for (const auto &counts : definitions()) {
+    out << comma;
+    write_definition(out, counts);
+    comma = ",";
+  }
+  out << "},\"artifacts\":{";
+  comma = "";
+  for (const auto &counts : artifacts()) {
+    out << comma << '"' << counts.digest << "\":{\"served\":";
+    write_tally(out, counts.served);
+    out << ",\"errors\":" << counts.errors.load() << '}';
+    comma = ",";
+  }
+  out << "}}";
+  return out.str();
+}
+
+inline void reset_counters() {
+  for (auto &counts : definitions()) {
+    counts.native.reset();
+    for (auto &tally : counts.by_bucket) tally.reset();
+  }
+  for (auto &counts : artifacts()) {
+    counts.served.reset();
+    counts.errors.store(0);
+  }
+}
+
+}  // namespace polymorph

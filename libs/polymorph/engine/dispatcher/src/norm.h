@@ -1,0 +1,89 @@
+// polymorph::rms_norm and polymorph::fused_add_rms_norm; their sites are found by width and dtype at the first call.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_like.h>
+
+#include <tuple>
+
+#include "site.h"
+
+namespace polymorph {
+
+using OptionalWeight = std::optional<at::Tensor>;
+
+struct NormSite {
+  bool fused;
+  int64_t width;
+  at::ScalarType dtype;
+  int64_t site;
+};
+
+inline int64_t norm_site(bool fused, const at::Tensor &x) {
+  static std::deque<NormSite> known;
+  const int64_t width = x.size(-1);
+  for (const auto &entry : known) {
+    if (entry.fused == fused && entry.width == width && entry.dtype == x.scalar_type()) return entry.site;
+  }
+  const std::string dtype = x.scalar_type() == at::kBFloat16 ? "bf16" : x.scalar_type() == at::kHalf ? "f16" : "f32";
+  const std::string stem = fused ? "fused_add_rms_norm_h" : "rms_norm_h";
+  const int64_t site = add_site(stem + std::to_string(width) + "_" + dtype);
+  known.push_back({fused, width, x.scalar_type(), site});
+  return site;
+}
+
+inline at::Tensor rms_norm(const at::Tensor &x, const at::Tensor &weight, double eps) {
+  static const auto native = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("_C::rms_norm", "")
+                                 .typed<void(at::Tensor &, const at::Tensor &, const OptionalWeight &, double)>();
+  const at::Tensor dense = x.contiguous();
+  at::Tensor y = at::empty_like(dense);
+  const int64_t width = x.size(-1);
+  const at::Tensor rows = dense.view({-1, width});
+  const at::Tensor out = y.view({-1, width});
+  if (rows.size(0) == 0) return y;
+  const int64_t site = norm_site(false, x);
+  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0), {rows, weight});
+  const auto kernel = [&](const Cell &cell) {
+    float epsilon = static_cast<float>(eps);
+    const pm_tensor scalar{&epsilon, {1}, {1}, 1, PM_F32};
+    const pm_tensor inputs[3] = {view_of(rows), view_of(weight), scalar};
+    const pm_tensor output = view_of(out);
+    return cell.run(context(), inputs, 3, &output, 1);
+  };
+  serve(site, rows.size(0), kernel, [&] { native.call(y, dense, weight, eps); });
+  return y;
+}
+
+inline std::tuple<at::Tensor, at::Tensor> fused_add_rms_norm(const at::Tensor &x, const at::Tensor &residual,
+                                                            const at::Tensor &weight, double eps) {
+  static const auto native =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("_C::fused_add_rms_norm", "")
+          .typed<void(at::Tensor &, at::Tensor &, const OptionalWeight &, double)>();
+  const at::Tensor dense = x.contiguous();
+  const at::Tensor carried = residual.contiguous();
+  at::Tensor y = at::empty_like(dense);
+  at::Tensor sum = at::empty_like(carried);
+  const int64_t width = x.size(-1);
+  const at::Tensor rows = dense.view({-1, width});
+  const at::Tensor carried_rows = carried.view({-1, width});
+  if (rows.size(0) == 0) return {y, sum};
+  const int64_t site = norm_site(true, x);
+  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0), {rows, carried_rows, weight});
+  const auto kernel = [&](const Cell &cell) {
+    float epsilon = static_cast<float>(eps);
+    const pm_tensor scalar{&epsilon, {1}, {1}, 1, PM_F32};
+    const pm_tensor inputs[4] = {view_of(rows), view_of(carried_rows), view_of(weight), scalar};
+    const pm_tensor outputs[2] = {view_of(y.view({-1, width})), view_of(sum.view({-1, width}))};
+    return cell.run(context(), inputs, 4, outputs, 2);
+  };
+  serve(site, rows.size(0), kernel, [&] {
+    y.copy_(dense);  // the engine's own op works in place
+    sum.copy_(carried);
+    native.call(y, sum, weight, eps);
+  });
+  return {y, sum};
+}
+
+}  // namespace polymorph

