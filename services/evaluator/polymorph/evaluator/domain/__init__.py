@@ -1,0 +1,1 @@
+"""What the gates decide, without processes, buses or clocks."""

@@ -60,7 +60,7 @@ class Window:
 
 
 def _write(fd: int, part: Bytes, offset: int) -> None:
-    view = memoryview(np.ascontiguousarray(part)).cast("B")
+    view = np.ascontiguousarray(part).data.cast("B")
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written

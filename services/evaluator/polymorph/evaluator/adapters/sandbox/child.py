@@ -67,14 +67,13 @@ class Child:
         unbound = self._harness.hx_warm(threads, cpus)
         self._native_op = message["native"]
         if self._native_op:
-            native.torch.set_num_threads(threads)
+            native.set_threads(threads)
         for name, count in message["arms"].items():
             self._arms[name] = Arm([_load(fds.pop(0), index) for index in range(count)])
         self._context = self._harness.hx_context(threads, message["isa"], message["scratch_bytes"])
         if not self._context:
             raise Refused("no memory for scratch")
         if message["confined"]:
-
             seccomp.lock()
         return {"unbound": unbound}
 
@@ -95,10 +94,15 @@ class Child:
             self._native[message["name"]] = native.Linear(weights)
             return {"bytes": 0, "path": self._native[message["name"]].path}
         arm = self._arms[message["arm"]]
-        if message["raw"]:
-            arm.packed.update({f"{message['name']}{i}": self._tensor(s) for i, s in enumerate(message["weights"])})
+        if message.get("raw"):
+            arm.packed.update(
+                {f"{message['name']}{i}": self._tensor(s) for i, s in enumerate(message["weights"])}
+            )
             return {"bytes": _nbytes(message["weights"][0])}
-        sizes = [self._pack(arm, f"{message['name']}{index}", spec) for index, spec in enumerate(message["weights"])]
+        sizes = [
+            self._pack(arm, f"{message['name']}{index}", spec)
+            for index, spec in enumerate(message["weights"])
+        ]
         return {"bytes": sizes[0]}
 
     def _pack(self, arm: Arm, name: str, spec: Spec) -> int:
@@ -159,8 +163,19 @@ class Child:
         inputs = self._tensors([tensor for call in flat for tensor in call[0]])
         outputs = self._tensors([tensor for call in flat for tensor in call[1]])
         packed = next((at for at, spec in enumerate(message["inputs"]) if "packed" in spec), -1)
-        copies = [arm.packed[f"{message['weights']}{index}"] for index in range(message["copies"])] if packed >= 0 else []
-        self._pools[name] = (inputs, len(message["inputs"]), outputs, len(message["outputs"]), self._tensors(copies), packed)
+        copies = (
+            [arm.packed[f"{message['weights']}{index}"] for index in range(message["copies"])]
+            if packed >= 0
+            else []
+        )
+        self._pools[name] = (
+            inputs,
+            len(message["inputs"]),
+            outputs,
+            len(message["outputs"]),
+            self._tensors(copies),
+            packed,
+        )
         return {}
 
     def on_batch(self, message: Spec, _: list[int]) -> Spec:
@@ -179,18 +194,26 @@ class Child:
         )  # fmt: skip
         return {"rc": rc}
 
+    def on_null(self, message: Spec, _: list[int]) -> Spec:
+        native.null_calls(message["count"])
+        return {}
+
     def on_peaks(self, message: Spec, _: list[int]) -> Spec:
         """Work for the evaluator's clock: reads memory, or multiplies and adds."""
         if message["kind"] == "read":
             mapping = self._maps[message["name"]]
-            self._harness.hx_read(ctypes.c_void_p(mapping.address), ctypes.c_int64(mapping.length), message["threads"])
+            self._harness.hx_read(
+                ctypes.c_void_p(mapping.address), ctypes.c_int64(mapping.length), message["threads"]
+            )
             return {}
         rounds = ctypes.c_int64(message["rounds"])
         return {"done": self._harness.hx_multiply_add(rounds, message["threads"], ctypes.c_float(0.999))}
 
     def _slot(self, message: Spec, slot: int, make: Any) -> tuple[list[Any], list[Any]]:
         def at(spec: Spec) -> Any:
-            return make({**spec, "offset": spec["offset"] + slot * spec.get("step", 0)} if "map" in spec else spec)
+            return make(
+                {**spec, "offset": spec["offset"] + slot * spec.get("step", 0)} if "map" in spec else spec
+            )
 
         return [at(spec) for spec in message["inputs"]], [at(spec) for spec in message["outputs"]]
 
@@ -215,7 +238,7 @@ class Child:
             return None
         buffer = self._maps[spec["map"]].buffer(spec["offset"], _nbytes(spec))
         tensor = native.tensor(buffer, spec["dtype"], spec["shape"], spec.get("strides"))
-        return tensor if spec["shape"] else float(tensor)
+        return float(tensor[0]) if spec.get("scalar") else tensor
 
     def _tensors(self, tensors: list[PmTensor]) -> "ctypes.Array[PmTensor]":
         return (PmTensor * max(1, len(tensors)))(*tensors) if tensors else (PmTensor * 0)()
@@ -237,5 +260,5 @@ def _contiguous(shape: list[int]) -> list[int]:
 
 def _nbytes(spec: Spec) -> int:
     strides = spec.get("strides") or _contiguous(spec["shape"])
-    last = sum((size - 1) * stride for size, stride in zip(spec["shape"], strides, strict=True))
+    last: int = sum((size - 1) * stride for size, stride in zip(spec["shape"], strides, strict=True))
     return (last + 1) * _ITEM[str(spec["dtype"])]

@@ -9,7 +9,7 @@ from pathlib import Path
 from polymorph.evaluator.adapters.sandbox import isolation
 from polymorph.evaluator.adapters.sandbox.isolation import Isolation
 from polymorph.kernels.build import ABI_HEADER
-from polymorph.kernels.toolchain import Completed, CommandRunner, Toolchain
+from polymorph.kernels.toolchain import CommandRunner, Completed, Toolchain
 
 _TIMEOUT_S = 60.0
 _MODULE = "polymorph.evaluator.adapters.sandbox.confine"

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from polymorph.evaluator.adapters.sandbox import landlock, limits
 
-_READABLE = tuple(Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"))
+_READABLE = tuple(
+    Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
+)
 _CPU_S = 60
 _MEMORY = 4 << 30
 _FILE_BYTES = 64 << 20

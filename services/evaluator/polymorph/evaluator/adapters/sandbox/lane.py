@@ -136,7 +136,9 @@ class Lane:
             *isolation.prefix(self.machine.level), sys.executable, "-m", module,
             str(theirs.fileno()), str(self.machine.harness), self.machine.isa,
         ]  # fmt: skip
-        self._zygote = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=self._environment(), cwd="/")
+        self._zygote = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), env=self._environment(), cwd="/"
+        )
         theirs.close()
         ours.settimeout(_START_S)
         try:
@@ -211,7 +213,7 @@ def _how(used: Used) -> str:
         return "made a system call, which a kernel never does"
     if used.signal in ("SIGSEGV", "SIGBUS"):
         return f"touched memory that is not its own ({used.signal})"
-    if used.signal in ("SIGXCPU",):
+    if used.signal == "SIGXCPU":
         return "used more processor time than any kernel needs"
     if used.signal:
         return f"ended the process by {used.signal}"

@@ -10,7 +10,12 @@ import torch
 Run = Callable[[list[Any], list[Any], int], None]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
-_LIBRARIES = {"GENERIC": (), "AVX2": ("_C_AVX2",), "AVX512": ("_C_AVX512", "_C"), "AVX512_BF16": ("_C", "_C_AVX512")}
+_LIBRARIES = {
+    "GENERIC": (),
+    "AVX2": ("_C_AVX2",),
+    "AVX512": ("_C_AVX512", "_C"),
+    "AVX512_BF16": ("_C", "_C_AVX512"),
+}
 _PRIMITIVES = 32  # vLLM's own cache size for a layer
 
 
@@ -36,6 +41,18 @@ def load(isa: str) -> None:
     raise NoNative(f"{folder} holds no library of operations for ISA {isa}")
 
 
+def set_threads(count: int) -> None:
+    torch.set_num_threads(count)
+
+
+def null_calls(count: int) -> None:
+    """The path of a call with next to nothing to compute: what its dispatch costs, to be taken off its time."""
+    layer = Linear([torch.zeros(16, 16)])
+    x, y = torch.zeros(1, 16), torch.zeros(1, 16)
+    for index in range(count):
+        layer.run([x, None, None], [y], index)
+
+
 def tensor(buffer: Any, dtype: str, shape: list[int], strides: list[int] | None = None) -> Any:
     """A torch tensor over memory that is mapped already."""
     flat = torch.frombuffer(buffer, dtype=_DTYPES[dtype])
@@ -45,7 +62,7 @@ def tensor(buffer: Any, dtype: str, shape: list[int], strides: list[int] | None 
 
 
 class Linear:
-    """vLLM's unquantised linear layer: oneDNN with prepacked weights, else torch's product, as vLLM chooses."""
+    """The unquantised linear layer of vLLM: oneDNN with prepacked weights, else torch's product, as vLLM chooses."""
 
     def __init__(self, weights: list[Any]) -> None:
         self._weights = weights
@@ -69,14 +86,14 @@ class Linear:
 
 
 def rms_norm(inputs: list[Any], outputs: list[Any], copy: int) -> None:
-    """vLLM's C++ rms_norm."""
+    """The C++ rms_norm of vLLM."""
     del copy
     x, weight, eps = inputs
     torch.ops._C.rms_norm.default(outputs[0], x, weight, float(eps))  # noqa: SLF001
 
 
 def fused_add_rms_norm(inputs: list[Any], outputs: list[Any], copy: int) -> None:
-    """vLLM's C++ fused_add_rms_norm, which works in place: the copies it needs here belong to its time."""
+    """The C++ fused_add_rms_norm of vLLM, which works in place: the copies it needs here belong to its time."""
     del copy
     x, residual, weight, eps = inputs
     outputs[0].copy_(x)

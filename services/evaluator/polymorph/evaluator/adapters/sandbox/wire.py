@@ -28,7 +28,9 @@ def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()
     """
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE or len(fds) > _MAX_FDS:
-        raise BadMessage(f"{len(body)} bytes and {len(fds)} descriptors: at most {MAX_MESSAGE} and {_MAX_FDS}")
+        raise BadMessage(
+            f"{len(body)} bytes and {len(fds)} descriptors: at most {MAX_MESSAGE} and {_MAX_FDS}"
+        )
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     data = _HEADER.pack(len(body)) + body
     try:

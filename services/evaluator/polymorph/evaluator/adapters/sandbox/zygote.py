@@ -37,27 +37,28 @@ class Zygote:
         self._pid = pid
         return {"pid": pid}
 
-    def on_reap(self, message: dict[str, Any], _: list[int]) -> dict[str, Any]:
+    def on_reap(self, message: dict[str, Any], __: list[int]) -> dict[str, Any]:
         """Waits up to `wait_s` for the process to end by itself, then ends it; tells how it went and what it used."""
         if not self._pid:
             return {"signal": 0, "code": 0, "cpu_s": 0.0, "killed": False}
         killed = not self._ended(message["wait_s"])
         if killed:
             os.kill(self._pid, signal.SIGKILL)
-        _, status, usage = os.wait4(self._pid, 0)
+        _pid, status, usage = os.wait4(self._pid, 0)
         self._pid = 0
         name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
         return {"signal": name, "code": code, "cpu_s": usage.ru_utime + usage.ru_stime, "killed": killed}
 
-    def on_load(self, _: dict[str, Any], __: list[int]) -> dict[str, Any]:
+    def on_load(self, message: dict[str, Any], __: list[int]) -> dict[str, Any]:
         """Nanoseconds that the process ran, and waited for a processor, over all its threads."""
+        del message
         ran = waited = 0
         folder = f"/proc/{self._pid}/task"
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for task in os.listdir(folder):  # noqa: PTH208
                 with open(f"{folder}/{task}/schedstat", encoding="ascii") as file:  # noqa: PTH123
-                    first, second, _ = file.read().split()
+                    first, second = file.read().split()[:2]
                 ran, waited = ran + int(first), waited + int(second)
         return {"ran_ns": ran, "waited_ns": waited}
 
@@ -74,7 +75,9 @@ class Zygote:
         code = 70
         try:
             self._sock.close()
-            child = Child(socket.socket(fileno=fd), self._harness)  # held: closing it here is a system call too many
+            child = Child(
+                socket.socket(fileno=fd), self._harness
+            )  # held: closing it here is a system call too many
             child.serve()
             code = 0
         finally:

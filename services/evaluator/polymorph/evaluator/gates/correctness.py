@@ -1,0 +1,259 @@
+"""Gate G2: right everywhere it may be called, by the float64 reference and by the incumbent's own error."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from polymorph.evaluator.adapters.sandbox import buffers
+from polymorph.evaluator.adapters.sandbox.lane import (
+    CandidateDied,
+    CandidateRefused,
+    Forged,
+    Lane,
+    Process,
+)
+from polymorph.evaluator.domain.budget import Errors, astray, beyond
+from polymorph.evaluator.domain.cases import Case, checked_columns, largest_tried, plan, spoiled, weights
+from polymorph.evaluator.domain.number import Array, Floats, load, poisoned
+from polymorph.evaluator.domain.operation import Expected, Operation, expected
+from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive, passed
+from polymorph.evaluator.gates.calling import (
+    WEIGHTS,
+    Inputs,
+    Outputs,
+    inputs,
+    send_inputs,
+    send_weight,
+    specs,
+)
+from polymorph.evaluator.gates.subject import GateFailed, Subject
+from polymorph.events.values import Gate, Numerics
+from polymorph.kernels.schema import TraceStatus
+
+_GATE = Gate.G2_CORRECT
+_CALL_S = 20.0
+_RUBBISH = (0xFF, 0x3C)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    case: Case
+    given: Inputs
+    reference: dict[str, Expected]
+
+
+class Correctness:
+    """Compares a library with the reference, and with the incumbent's error in a process of its own."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def examine(self, subject: Subject, library: bytes) -> Outcome:
+        rng = np.random.default_rng(subject.seed)
+        op = subject.operation
+        weight = weights(op, rng)
+        prepared = _prepare(subject, weight, rng)
+        try:
+            native = self._native(op, weight, prepared)
+        except (CandidateDied, CandidateRefused, Forged) as error:
+            return inconclusive(_GATE, f"the incumbent's own code did not run: {error}")
+        try:
+            errors, bitwise = self._candidate(subject, library, weight, prepared, native, rng)
+        except GateFailed as error:
+            status = TraceStatus.REWARD_HACK if error.hack else TraceStatus.INCORRECT_NUMERICAL
+            return failed(_GATE, status, error.reason)
+        except CandidateRefused as error:
+            return failed(_GATE, TraceStatus.RUNTIME_ERROR, str(error))
+        except Forged as error:
+            return failed(_GATE, TraceStatus.REWARD_HACK, str(error))
+        except CandidateDied as error:
+            return failed(_GATE, TraceStatus.RUNTIME_ERROR, str(error))
+        return _judge(subject, prepared, errors, _errors(op, prepared, native), bitwise=bitwise)
+
+    def _native(
+        self, op: Operation, weight: Floats, prepared: list[_Prepared]
+    ) -> dict[str, dict[str, Array]]:
+        found = {}
+        with self._lane.process({}, native=op.kind) as process:
+            spec = send_weight(process, op, weight, "weight0")
+            if op.packs:
+                process.ask("pack", arm="native", name=WEIGHTS, weights=[spec])
+            for item in prepared:
+                with _Call(process, op, item) as call:
+                    found[item.case.name] = call.run("native", weights=WEIGHTS)
+        return found
+
+    def _candidate(  # noqa: PLR0917
+        self,
+        subject: Subject,
+        library: bytes,
+        weight: Floats,
+        prepared: list[_Prepared],
+        native: dict[str, dict[str, Array]],
+        rng: np.random.Generator,
+    ) -> tuple[Errors, bool]:
+        op, errors, bitwise = subject.operation, Errors(), True
+        absolute = np.abs(weight).T
+        with self._lane.process({"candidate": [buffers.library(library)]}) as process:
+            self._pack(process, subject, weight)
+            for item in prepared:
+                with _Call(process, op, item) as call:
+                    first, second = (call.run("candidate", rubbish=value) for value in _RUBBISH)
+                    if first is None or second is None:
+                        continue
+                    _same(item.case, first, second)
+                _add(errors, op, item, first)
+                _unchecked(op, item, first, native[item.case.name], absolute)
+                bitwise = bitwise and _equal(first, native[item.case.name])
+            if op.packs and op.dtype == "float32" and subject.solution.x_polymorph.layout_source:
+                self._spoiled(process, subject, weight, rng)
+        return errors, bitwise
+
+    def _pack(self, process: Process, subject: Subject, weight: Floats) -> None:
+        spec = send_weight(process, subject.operation, weight, "weight0")
+        if subject.operation.packs:
+            raw = subject.solution.x_polymorph.layout_source is None
+            process.ask("pack", arm="candidate", name=WEIGHTS, weights=[spec], raw=raw)
+
+    def _spoiled(self, process: Process, subject: Subject, weight: Floats, rng: np.random.Generator) -> None:
+        """One value that bfloat16 does not hold: the packing refuses it, or serves it exactly."""
+        op = subject.operation
+        changed, row, column = spoiled(weight, rng)
+        spec = send_weight(process, op, changed, "spoiled")
+        try:
+            process.ask("pack", arm="candidate", name=WEIGHTS, weights=[spec], raw=False)
+        except CandidateRefused:
+            return
+        case = Case("one-weight-not-bfloat16", subject.min_m, "one-hot")
+        x = np.zeros((case.m, op.depth), dtype=np.float32)
+        x[:, column] = 1
+        given = inputs(op, case, changed, rng, given=x)
+        item = _Prepared(case, given, {})
+        with _Call(process, op, item) as call:
+            output = call.run("candidate", rubbish=_RUBBISH[0])
+        if output is None or load(output["y"], op.dtype)[0, row] != changed[row, column]:
+            raise GateFailed(
+                f"weight[{row}, {column}] = {changed[row, column]!r} was packed with less precision: pm_pack must "
+                f"return non-zero for a value that its storage does not hold exactly"
+            )
+
+
+class _Call:
+    """One case in one process: maps what it needs, runs it, unmaps."""
+
+    def __init__(self, process: Process, op: Operation, item: _Prepared) -> None:
+        self._process, self._op, self._item = process, op, item
+        self._outputs = Outputs(op, item.case)
+        self._specs: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        send_inputs(self._process, self._item.given)
+        self._specs = self._outputs.send(self._process)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._outputs.close()
+        if kind is None:
+            names = [*self._item.given.tensors, *(f"out-{name}" for name in self._outputs.windows)]
+            self._process.ask("unmap", names=names)
+
+    def run(self, arm: str, *, rubbish: int = 0, weights: str = "") -> Any:
+        """The outputs; None where the kernel refused a call that it may refuse."""
+        case = self._item.case
+        self._outputs.poison()
+        answer = self._process.ask(
+            "call", arm=arm, load=0, inputs=specs(self._op, self._item.given), outputs=self._specs,
+            rubbish=rubbish, weights=weights, timeout_s=_CALL_S,
+        )  # fmt: skip
+        rc = answer["rc"]
+        if rc == -1001:
+            raise GateFailed(f"case {case.name}: changed the floating-point control word", hack=True)
+        if rc != 0:
+            if case.may_refuse:
+                return None
+            raise GateFailed(f"case {case.name}: returned {rc} for M = {case.m}, which it claims to serve")
+        outputs = self._outputs.read()
+        for name, stored in outputs.items():
+            left = poisoned(stored, self._op.dtype)
+            if left:
+                raise GateFailed(f"case {case.name}: {left} elements of {name} were never written")
+        return outputs
+
+
+def _prepare(subject: Subject, weight: Floats, rng: np.random.Generator) -> list[_Prepared]:
+    op = subject.operation
+    items = []
+    captured = [x for x in subject.captured if x.shape[1] == op.depth]
+    planned: list[tuple[Case, Floats | None]] = [
+        (case, None) for case in plan(op, subject.min_m, subject.max_m, subject.heaviest, rng)
+    ]
+    for index, x in enumerate(captured[:3]):
+        m = min(x.shape[0], largest_tried(op, subject.max_m))
+        if m >= subject.min_m:
+            planned.append((Case(f"captured-{index}", m, "captured"), np.ascontiguousarray(x[:m])))
+    for case, given_x in planned:
+        given = inputs(op, case, weight, rng, given=given_x)
+        columns = checked_columns(op, case.m, rng)
+        items.append(_Prepared(case, given, expected(op, given.values, columns)))
+    return items
+
+
+def _add(errors: Errors, op: Operation, item: _Prepared, outputs: dict[str, Array]) -> None:
+    for name, reference in item.reference.items():
+        errors.add(item.case.name, load(outputs[name], op.dtype), reference)
+
+
+def _errors(op: Operation, prepared: list[_Prepared], outputs: dict[str, dict[str, Array]]) -> Errors:
+    errors = Errors()
+    for item in prepared:
+        _add(errors, op, item, outputs[item.case.name])
+    return errors
+
+
+def _unchecked(
+    op: Operation, item: _Prepared, outputs: dict[str, Array], native: dict[str, Array], absolute: Floats
+) -> None:
+    """Columns without a reference are held against the incumbent's, so that no column goes unseen."""
+    if op.kind != "gemm" or len(item.reference["y"].columns) == op.columns or op.dtype != "float32":
+        return
+    scale = np.abs(item.given.values["x"]) @ absolute
+    if "bias" in item.given.values:
+        scale = scale + np.abs(item.given.values["bias"])
+    far = astray(load(outputs["y"], op.dtype), load(native["y"], op.dtype), scale)
+    if far:
+        raise GateFailed(f"case {item.case.name}: {far} elements of y are far from the incumbent's")
+
+
+def _same(case: Case, first: dict[str, Array], second: dict[str, Array]) -> None:
+    if not _equal(first, second):
+        raise GateFailed(f"case {case.name}: two runs on equal inputs gave other bits")
+
+
+def _equal(first: dict[str, Array], second: dict[str, Array]) -> bool:
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def _judge(
+    subject: Subject, prepared: list[_Prepared], errors: Errors, native: Errors, *, bitwise: bool
+) -> Outcome:
+    declared = subject.solution.x_polymorph.numerics
+    evidence: dict[str, Any] = {
+        "cases": {item.case.name: errors.by_case.get(item.case.name) for item in prepared},
+        "mean_error": errors.mean, "worst_error": errors.worst, "worst_case": errors.where,
+        "incumbent_mean_error": native.mean, "incumbent_worst_error": native.worst,
+        "largest_m": largest_tried(subject.operation, subject.max_m), "bitwise": bitwise,
+    }  # fmt: skip
+    problem = beyond(errors, native)
+    if declared is Numerics.LOSSY:
+        problem = (
+            "declared lossy: no quality gate is declared for this pool, so only bitwise and reordered pass"
+        )
+    elif declared is Numerics.BITWISE and not bitwise:
+        problem = (
+            "declared bitwise, but its outputs differ from the incumbent's in some bit: declare reordered"
+        )
+    if problem is not None:
+        return failed(_GATE, TraceStatus.INCORRECT_NUMERICAL, problem, **evidence)
+    reason = f"right in {len(prepared)} cases; mean error {errors.mean:.3g} units, the incumbent's {native.mean:.3g}"
+    return passed(_GATE, reason, **evidence)
