@@ -1,0 +1,104 @@
+"""GET /v1/events: the kept facts as they happen, and from a position on."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+
+from polymorph.bus.errors import BusError
+from polymorph.bus.port import Bus, Gap, StreamRecord
+from polymorph.gateway.adapters import metrics
+from polymorph.gateway.adapters.link import Link
+from polymorph.gateway.domain.event_text import (
+    AWAY,
+    HEARTBEAT,
+    HELLO,
+    gap_event,
+    is_filter,
+    is_position,
+    record_event,
+)
+from polymorph.gateway.domain.refusal import bad_request, unavailable
+
+_AGAIN_S = 1.0
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class Watching:
+    """One endpoint for all watchers; `stopping` ends their streams, so that they never hold up a shutdown."""
+
+    def __init__(self, link: Link, heartbeat_s: float, stopping: asyncio.Event) -> None:
+        self._link = link
+        self._heartbeat_s = heartbeat_s
+        self._stopping = stopping
+
+    async def serve(self, request: Request) -> Response:
+        subjects = request.query_params.get("subjects") or "polymorph.evt.>"
+        if not is_filter(subjects):
+            raise bad_request(
+                f"subjects is {subjects!r}: use polymorph.evt.> or a part of it, such as polymorph.evt.promotion.>",
+                param="subjects",
+            )
+        after = request.headers.get("last-event-id") or request.query_params.get("since") or None
+        if after is not None and not is_position(after):
+            raise bad_request(
+                f"the position is {after!r}: use <epoch>-<sequence>, or 0-0 for all", param="since"
+            )
+        bus = self._link.bus
+        if bus is None:
+            raise unavailable("The event log is away.")
+        stream = self._stream(bus, subjects, after)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS)
+
+    async def _stream(self, bus: Bus, subjects: str, after: str | None) -> AsyncGenerator[bytes, None]:
+        metrics.EVENT_WATCHERS.inc()
+        try:
+            yield HELLO
+            while not self._stopping.is_set():
+                try:
+                    async for record in self._paced(bus.events(subjects=subjects, after=after)):
+                        if isinstance(record, StreamRecord):
+                            after = record.position
+                        yield _text(record)
+                except BusError:
+                    yield AWAY
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_AGAIN_S):
+                        await self._stopping.wait()
+        finally:
+            metrics.EVENT_WATCHERS.dec()
+
+    async def _paced(
+        self, records: AsyncIterator[StreamRecord | Gap]
+    ) -> AsyncGenerator[StreamRecord | Gap | None, None]:
+        """The records, and None where nothing came for a heartbeat; ends at shutdown."""
+        stop = asyncio.ensure_future(self._stopping.wait())
+        coming = asyncio.ensure_future(anext(records, None))
+        try:
+            while not stop.done():
+                await asyncio.wait(
+                    {stop, coming}, timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not coming.done():
+                    if not stop.done():
+                        yield None
+                    continue
+                record = coming.result()
+                if record is None:
+                    return
+                yield record
+                coming = asyncio.ensure_future(anext(records, None))
+        finally:
+            stop.cancel()
+            coming.cancel()
+            await asyncio.gather(stop, coming, return_exceptions=True)
+            if isinstance(records, AsyncGenerator):
+                await records.aclose()
+
+
+def _text(record: StreamRecord | Gap | None) -> bytes:
+    if record is None:
+        return HEARTBEAT
+    return gap_event(record) if isinstance(record, Gap) else record_event(record)

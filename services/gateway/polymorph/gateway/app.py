@@ -1,0 +1,96 @@
+"""The composition root of the gateway."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fastapi import FastAPI
+
+from polymorph.bus.port import Bus
+from polymorph.config.clock import Clock
+from polymorph.gateway.adapters.link import Link
+from polymorph.gateway.adapters.registry import Registry
+from polymorph.gateway.adapters.router import RouterClient
+from polymorph.gateway.adapters.routes import add_routes
+from polymorph.gateway.adapters.static import StaticWorkers
+from polymorph.gateway.adapters.telegraph import Telegraph
+from polymorph.gateway.adapters.upstream import Upstreams
+from polymorph.gateway.adapters.watching import Watching
+from polymorph.gateway.domain.fleet import Fleet, FleetRules
+from polymorph.gateway.handlers import Forward
+from polymorph.gateway.settings import GatewaySettings
+
+
+class Gateway:
+    """Everything wired together. `stop` ends event streams; requests in flight are the server's to drain."""
+
+    def __init__(
+        self, settings: GatewaySettings, connect: Callable[[], Awaitable[Bus]], clock: Clock
+    ) -> None:
+        self._stopping = asyncio.Event()
+        self._link = Link(connect)
+        self._upstreams = Upstreams(
+            idle_s=settings.upstream_idle_s, connect_timeout_s=settings.connect_timeout_s
+        )
+        self._telegraph = Telegraph(self._link)
+        self._router = RouterClient(
+            self._link, first_answer_s=settings.router_first_answer_s, probe_s=settings.router_probe_s
+        )
+        self._fleet = Fleet(FleetRules(settings.suspect_after_s, settings.forget_after_s))
+        self._registry = self._make_registry(settings, clock)
+        self.app = FastAPI(
+            title="Polymorph", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan
+        )
+        forward = Forward(
+            self._fleet,
+            self._registry,
+            self._router,
+            upstreams=self._upstreams,
+            telegraph=self._telegraph,
+            clock=clock,
+            max_body_bytes=settings.max_body_bytes,
+            attempts=settings.attempts,
+        )
+        watching = Watching(self._link, settings.event_heartbeat_s, self._stopping)
+        add_routes(self.app, forward, self._fleet, watching)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _make_registry(self, settings: GatewaySettings, clock: Clock) -> Registry:
+        return Registry(
+            self._fleet,
+            self._link,
+            self._upstreams,
+            StaticWorkers(settings.workers, clock),
+            clock,
+            file=settings.data_dir / f"gateway-{settings.instance}-workers.json",
+            probe_interval_s=settings.probe_interval_s,
+            probe_timeout_s=settings.probe_timeout_s,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        del app
+        self._registry.load()
+        background = [
+            asyncio.create_task(work)
+            for work in (
+                self._link.run(),
+                self._registry.watch(),
+                self._registry.probe(),
+                self._registry.save(),
+                self._telegraph.run(),
+            )
+        ]
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await self._router.close()
+            await self._telegraph.flush()
+            await self._link.close()
+            self._upstreams.close()

@@ -1,0 +1,233 @@
+"""One request from its first byte to its last."""
+
+import asyncio
+import logging
+import uuid
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polymorph.config.clock import Clock
+from polymorph.events.requests import PlaceRequest
+from polymorph.events.subjects import pool_id
+from polymorph.events.types import RequestFinished, RequestStarted
+from polymorph.gateway.adapters import metrics
+from polymorph.gateway.adapters.connection import BrokenOff, ConnectFailed, Connection, Head, ResetEarly
+from polymorph.gateway.adapters.forwarding import is_event_stream, request_head, response_headers
+from polymorph.gateway.adapters.inbound import (
+    ClientGone,
+    Departure,
+    Receive,
+    Scope,
+    Send,
+    header,
+    read_body,
+    refuse,
+)
+from polymorph.gateway.adapters.registry import Registry
+from polymorph.gateway.adapters.router import RouterClient
+from polymorph.gateway.adapters.telegraph import Telegraph
+from polymorph.gateway.adapters.upstream import Origin, Upstreams, origin
+from polymorph.gateway.domain.fleet import Fleet
+from polymorph.gateway.domain.placing import Choice, check_model, choose, nobody
+from polymorph.gateway.domain.refusal import Refusal, cut_off
+from polymorph.gateway.domain.request_id import request_id as valid_id
+from polymorph.gateway.domain.scan import Scan, scan
+
+_log = logging.getLogger(__name__)
+Outcome = Literal["ok", "error", "disconnect", "truncated"]
+
+
+@dataclass(slots=True)
+class Journey:
+    """What is known of one request so far."""
+
+    scope: Scope
+    send: Send
+    request_id: str
+    began: float
+    pool: str = "unknown"
+    worker_id: str | None = None
+    status: int = 0
+    outcome: Outcome = "error"
+    first_byte_s: float | None = None
+    tried: list[str] = field(default_factory=list)
+
+
+class Forward:
+    """The ASGI application of the two completion routes."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        registry: Registry,
+        router: RouterClient,
+        *,
+        upstreams: Upstreams,
+        telegraph: Telegraph,
+        clock: Clock,
+        max_body_bytes: int,
+        attempts: int,
+    ) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._router = router
+        self._upstreams = upstreams
+        self._telegraph = telegraph
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+        self._attempts = attempts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        offered = header(scope["headers"], b"x-request-id")
+        journey = Journey(scope, send, valid_id(offered, uuid.uuid4().hex), self._clock.monotonic())
+        metrics.IN_FLIGHT.inc()
+        try:
+            await self._travel(journey, receive)
+        except Refusal as refusal:
+            journey.status = refusal.status
+            await refuse(send, refusal, journey.request_id)
+        except ClientGone:
+            journey.outcome = "disconnect"
+        finally:
+            metrics.IN_FLIGHT.dec()
+            self._finish(journey)
+
+    async def _travel(self, journey: Journey, receive: Receive) -> None:
+        headers = journey.scope["headers"]
+        body = await read_body(headers, receive, self._max_body_bytes)
+        scanned = scan(body, header(headers, b"x-session-id"))
+        check_model(self._fleet, scanned.model)
+        journey.pool = pool_id(scanned.model)
+        departure = Departure(receive)
+        try:
+            await self._try_workers(journey, scanned, body, departure)
+        except asyncio.CancelledError:
+            if not departure.left:
+                raise
+            departure.forgive()
+            journey.outcome = "disconnect"
+        finally:
+            departure.over()
+
+    async def _try_workers(self, journey: Journey, scanned: Scan, body: bytes, departure: Departure) -> None:
+        """Sends the request until a worker begins to answer; nothing is sent again after that."""
+        while len(journey.tried) < self._attempts:
+            choice = await self._place(journey, scanned)
+            try:
+                await self._exchange(journey, choice, body, departure)
+            except (ConnectFailed, ResetEarly, ValueError) as error:
+                _log.warning("request %s: worker %s: %s", journey.request_id, choice.worker_id, error)
+                metrics.RETRIES.inc()
+                journey.tried.append(choice.worker_id)
+                self._registry.doubt(choice.worker_id)
+            else:
+                return
+        raise nobody(scanned.model, journey.tried)
+
+    async def _place(self, journey: Journey, scanned: Scan) -> Choice:
+        asked = self._clock.monotonic()
+        answer = None
+        if self._fleet.routed(scanned.model) and not self._router.away:
+            answer = await self._router.place(_place_request(journey, scanned))
+        choice = choose(self._fleet, scanned, journey.request_id, journey.tried, answer)
+        metrics.PLACEMENT_S.observe(self._clock.monotonic() - asked)
+        metrics.PLACED.labels(choice.by).inc()
+        journey.worker_id = choice.worker_id
+        self._telegraph.tell(
+            RequestStarted(
+                pool=journey.pool,
+                request_id=journey.request_id,
+                worker_id=choice.worker_id,
+                program_id=scanned.program_id,
+                placed_by=choice.by,
+                at=self._clock.now(),
+            )
+        )
+        return choice
+
+    async def _exchange(self, journey: Journey, choice: Choice, body: bytes, departure: Departure) -> None:
+        where = origin(choice.url)
+        request = request_head(journey.scope, where, journey.request_id, len(body))
+        connection, head = await self._answered(where, request, body)
+        try:
+            await self._relay(journey, connection, head, departure)
+        finally:
+            self._upstreams.give_back(where, connection)
+
+    async def _answered(self, where: Origin, request: bytes, body: bytes) -> tuple[Connection, Head]:
+        """A connection on which the worker began to answer. One that the worker closed while it was idle is replaced."""
+        connection = await self._upstreams.take(where)
+        while True:
+            warm = connection.exchanges > 0
+            try:
+                connection.send(request, body)
+                return connection, await connection.head()
+            except ResetEarly:
+                if not warm:
+                    raise
+            except asyncio.CancelledError:
+                connection.abort()
+                raise
+            connection = await self._upstreams.connect(where)
+
+    async def _relay(
+        self, journey: Journey, connection: Connection, head: Head, departure: Departure
+    ) -> None:
+        journey.status = head.status
+        journey.first_byte_s = self._clock.monotonic() - journey.began
+        headers = response_headers(head, journey.request_id)
+        await journey.send({"type": "http.response.start", "status": head.status, "headers": headers})
+        whole_event = True
+        try:
+            while (chunk := await connection.chunk()) is not None:
+                await journey.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                whole_event = chunk.endswith((b"\n\n", b"\r\n\r\n"))
+        except BrokenOff as error:
+            await self._cut_off(journey, head, error, whole_event=whole_event)
+            return
+        departure.over()
+        journey.outcome = "ok" if head.status < 500 else "error"
+        await journey.send({"type": "http.response.body", "body": b""})
+
+    async def _cut_off(self, journey: Journey, head: Head, error: BrokenOff, *, whole_event: bool) -> None:
+        """The stream cannot end well, so it must not look as if: an error event where it can be told, no clean end."""
+        _log.error("request %s: cut off by worker %s: %s", journey.request_id, journey.worker_id, error)
+        journey.outcome = "truncated"
+        self._registry.doubt(journey.worker_id or "")
+        if is_event_stream(head):
+            event = cut_off("The worker went away in the middle of the answer.").body()
+            begin = b"" if whole_event else b"\n\n"
+            message = begin + b"data: " + event + b"\n\n"
+            await journey.send({"type": "http.response.body", "body": message, "more_body": True})
+
+    def _finish(self, journey: Journey) -> None:
+        total_s = self._clock.monotonic() - journey.began
+        metrics.REQUESTS.labels(journey.pool, str(journey.status), journey.outcome).inc()
+        metrics.TOTAL_S.observe(total_s)
+        if journey.first_byte_s is not None:
+            metrics.FIRST_BYTE_S.observe(journey.first_byte_s)
+        self._telegraph.tell(
+            RequestFinished(
+                pool=journey.pool,
+                request_id=journey.request_id,
+                worker_id=journey.worker_id,
+                status=journey.status,
+                outcome=journey.outcome,
+                first_byte_s=journey.first_byte_s,
+                total_s=total_s,
+                at=self._clock.now(),
+            )
+        )
+
+
+def _place_request(journey: Journey, scanned: Scan) -> PlaceRequest:
+    return PlaceRequest(
+        pool=journey.pool,
+        request_id=journey.request_id,
+        program_id=scanned.program_id,
+        prompt_chars=scanned.prompt_chars,
+        prompt_tokens_estimate=scanned.prompt_tokens_estimate,
+        max_tokens=scanned.max_tokens,
+        stream=scanned.stream,
+        exclude=tuple(journey.tried),
+    )
