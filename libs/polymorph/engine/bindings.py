@@ -33,7 +33,7 @@ class SlotBinding:
             BindingRefused: it covers a bucket partly: what was measured for a bucket serves all of it or nothing.
         """
         last = len(UPPER_BOUNDS) - 1
-        top = UPPER_BOUNDS[last] if self.max_m >= UPPER_BOUNDS[last] else self.max_m
+        top = min(UPPER_BOUNDS[last], self.max_m)
         if top not in UPPER_BOUNDS or self.min_m not in {lower_bound(upper) for upper in UPPER_BOUNDS}:
             raise BindingRefused(
                 f"{self.definition}: M from {self.min_m} to {self.max_m} cuts a bucket: "

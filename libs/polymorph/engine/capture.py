@@ -17,7 +17,7 @@ def collect(slots: Slots, directory: Path) -> dict[str, Any]:
     sites, tensors = slots.ops.capture_finish()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     each = len(tensors) // len(sites) if sites else 0
-    calls = []
+    calls: list[dict[str, Any]] = []
     for index, site in enumerate(sites):
         path = directory / f"call-{index}.safetensors"
         names = _names(each)

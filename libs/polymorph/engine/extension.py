@@ -70,11 +70,14 @@ class PolymorphExtension:
         except BindingRefused as error:
             return {"ok": False, "reason": str(error), "left": 0}
 
-    def slots_engage(self, bindings: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes the bindings the whole new table; where one is refused the old table stays."""
+    def slots_engage(self, bindings: list[dict[str, Any]], *, keep_packed: bool = False) -> dict[str, Any]:
+        """Makes the bindings the whole new table; where one is refused the old table stays.
+
+        `keep_packed` keeps packed weights that the new table does not use, for a switch back.
+        """
         began = time.monotonic()
         try:
-            epoch = _SLOTS.engage(bindings)
+            epoch = _SLOTS.engage(bindings, keep_packed=keep_packed)
         except (BindingRefused, ValueError, RuntimeError) as error:
             return {"ok": False, "reason": str(error).splitlines()[0]}
         seconds = time.monotonic() - began
@@ -99,6 +102,7 @@ class PolymorphExtension:
         self,
         definition: str,
         calls: int,
+        *,
         every: int = 1,
         max_mib: int = 64,
         min_m: int = 1,

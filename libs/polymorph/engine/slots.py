@@ -73,8 +73,9 @@ class Slots:
             self._pack(layer, binding)
         return len(missing)
 
-    def engage(self, documents: Iterable[Mapping[str, Any]]) -> int:
-        """Makes the bindings the whole new table; returns its epoch.
+    def engage(self, documents: Iterable[Mapping[str, Any]], *, keep_packed: bool = False) -> int:
+        """Makes the bindings the whole new table; returns its epoch. Packed weights that it does not use are freed,
+        unless they are soon to be used again.
 
         Raises:
             BindingRefused: a binding that cannot run here; the old table stays.
@@ -88,7 +89,8 @@ class Slots:
             self._fill(binding)
         epoch = int(self.ops.table_commit())
         self.engaged = bindings
-        self._drop_unused()
+        if not keep_packed:
+            self._drop_unused()
         return epoch
 
     def clear(self) -> int:

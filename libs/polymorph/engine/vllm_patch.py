@@ -112,7 +112,8 @@ def _register_norms(ir: Any, ops: Any) -> None:
         variance_size: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         del variance_size
-        return ops.fused_add_rms_norm(x, x_residual, weight, epsilon)
+        normed, carried = ops.fused_add_rms_norm(x, x_residual, weight, epsilon)
+        return normed, carried
 
     ir.ops.rms_norm.register_impl(PROVIDER, supports_args=plain)(rms_norm)
     ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=fused)(fused_add_rms_norm)
