@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sqlalchemy import bindparam, or_
 from sqlmodel import Session, col, select
 
 from polymorph.events.base import Event
@@ -45,6 +46,15 @@ class GivenUp:
     reason: str
 
 
+_OPEN = (
+    select(StepRow)
+    .where(
+        StepRow.pool == bindparam("pool"),
+        or_(col(StepRow.status) == StepStatus.INTENT, col(StepRow.generation) == bindparam("shown")),
+    )
+    .order_by(col(StepRow.generation))
+    .with_for_update()
+)
 OUTRUN = GivenUp(StepStatus.SUPERSEDED, "superseded", "another change of the pool came first")
 INTENT_PHASE = "intent"
 
@@ -121,12 +131,12 @@ def settle(session: Session, pool: str, shown: int, *, source: str, now: dt.date
     Confirms `shown` and its ancestors, even those given up before: what key-value showed was promoted. Older intents
     outside that line can never be committed any more. Idempotent.
     """
-    line = _unconfirmed_line(session, pool, shown)
+    open_steps = session.exec(_OPEN, params={"pool": pool, "shown": shown}).all()
+    line = _unconfirmed_line(session, [step for step in open_steps if step.generation == shown])
     for step in line:
         _confirm(session, step, source=source, now=now)
-    confirmed = {step.generation for step in line}
-    for step in intents(session, pool):
-        if step.generation < shown and step.generation not in confirmed:
+    for step in open_steps:
+        if step.status == StepStatus.INTENT and step.generation < shown:
             give_up(session, step, OUTRUN, now)
     return line
 
@@ -182,12 +192,13 @@ def revision(session: Session, pool: str, name: str) -> Revision | None:
     return None if row is None else Revision.model_validate(row.content)
 
 
-def _unconfirmed_line(session: Session, pool: str, shown: int) -> list[StepRow]:
+def _unconfirmed_line(session: Session, shown: list[StepRow]) -> list[StepRow]:
+    """The shown step and its ancestors up to one that is confirmed, oldest first."""
     line: list[StepRow] = []
-    step = session.get(StepRow, (pool, shown), with_for_update=True)
+    step = shown[0] if shown else None
     while step is not None and step.status != StepStatus.CONFIRMED:
         line.append(step)
-        step = session.get(StepRow, (pool, step.base_generation), with_for_update=True)
+        step = session.get(StepRow, (step.pool, step.base_generation), with_for_update=True)
     return line[::-1]
 
 

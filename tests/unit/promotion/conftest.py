@@ -65,7 +65,7 @@ class Rig:
         self.promoter = Promoter(self.change, lambda: f"p{next(self.ids)}", policy=self.policy)
         self.controls = Controls(self.change, self.clock)
         self.reconciler = Reconciler(self.change, self.promoter, self.controls, self.clock)
-        self.relay = OutboxRelay(self.bus, self.database, self.clock)
+        self.relay = OutboxRelay(self.bus, self.database, self.clock, idle_s=0.5)
 
     async def quiesce(self) -> list[str]:
         """Lets reconciler and relay finish, whatever crashes meanwhile, then says what is wrong."""

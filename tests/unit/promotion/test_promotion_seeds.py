@@ -24,7 +24,7 @@ READINGS = (
 
 async def promote_some(world: World, rig, binding, who: str) -> None:
     """A search loop: the same promotion id until the promotion has an end, as after a redelivery."""
-    for number in range(2):
+    for number in range(1 + world.seed % 5 // 4):
         await world.clock.sleep(world.rng.random())
         result = await rig.promoter.promote(
             POOL,
@@ -44,7 +44,7 @@ async def read_canary(world: World, rig) -> None:
 
 
 async def operate(world: World, rig) -> None:
-    for _ in range(3):
+    for _ in range(2):
         await world.clock.sleep(world.rng.random())
         match world.rng.randrange(6):
             case 0:
