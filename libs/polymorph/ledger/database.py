@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session as PlainSession
 from sqlmodel import Session
@@ -12,6 +12,7 @@ T = TypeVar("T")
 Work = Callable[[Session], T]
 
 BUSY_TIMEOUT_MS = 10_000
+_DRIVERS = frozenset({"sqlite+aiosqlite", "postgresql+asyncpg"})
 _READ_ONLY = "polymorph_read_only"
 
 
@@ -57,14 +58,14 @@ def create_engine(url: str) -> AsyncEngine:
     Raises:
         ValueError: a URL of another kind.
     """
-    engine = create_async_engine(url)
-    driver = f"{engine.dialect.name}+{engine.dialect.driver}"
-    if driver == "sqlite+aiosqlite":
-        prepare_sqlite(engine.sync_engine)
-    elif driver != "postgresql+asyncpg":
+    driver = make_url(url).drivername
+    if driver not in _DRIVERS:
         raise ValueError(
             f"{driver} is not supported: use sqlite+aiosqlite:///PATH or postgresql+asyncpg://..."
         )
+    engine = create_async_engine(url)
+    if engine.dialect.name == "sqlite":
+        prepare_sqlite(engine.sync_engine)
     return engine
 
 
