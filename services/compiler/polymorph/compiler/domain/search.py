@@ -29,7 +29,9 @@ from polymorph.compiler.domain.search_state import (
     Pending,
     Phase,
     Promote,
+    Proposer,
     Proposers,
+    Result,
     Search,
 )
 from polymorph.events.types import CandidateEvaluated
@@ -171,14 +173,10 @@ class SearchMachine:
         proposed: list[Solution] = []
         for turn in range(search.turn + 1):
             told = [result_of(c) for c in search.candidates if c.turn <= turn and c.look is not None]
-            proposed = proposer.next(told)
+            proposed = _worth_a_look(proposer, told, search)
         known = {c.solution for c in search.candidates}
         unique = {solution.digest(): solution for solution in proposed}
-        return [
-            solution
-            for digest, solution in unique.items()
-            if digest not in known and solution.x_polymorph.params not in search.avoid
-        ]
+        return [solution for digest, solution in unique.items() if digest not in known]
 
     def _improved(self, search: Search) -> bool:
         before = [low for c in search.candidates if c.turn < search.turn and (low := c.low()) is not None]
@@ -219,6 +217,14 @@ class SearchMachine:
     def _win(self, search: Search, candidate: Candidate) -> Step:
         search = search.model_copy(update={"phase": Phase.PROMOTING, "winner": candidate.candidate_id})
         return search, [Promote(proposal_of(search))]
+
+
+def _worth_a_look(proposer: Proposer, told: list[Result], search: Search) -> list[Solution]:
+    """The next proposals without those that are known to be hopeless."""
+    while proposed := proposer.next(told):
+        if kept := [s for s in proposed if s.x_polymorph.params not in search.avoid]:
+            return kept
+    return []
 
 
 def _close(search: Search, outcome: str, reason: str) -> Step:
