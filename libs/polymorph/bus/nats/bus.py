@@ -32,7 +32,7 @@ class NatsBus:
     """`port.Bus` over one NATS connection. Safe to share in one event loop."""
 
     def __init__(self, connection: Connection, source: str, clock: Clock) -> None:
-        self._connection = connection
+        self.connection = connection
         self._source = source
         self._clock = clock
         self._buckets = Buckets(connection)
@@ -63,7 +63,7 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        return self._connection.connected
+        return self.connection.connected
 
     @property
     def telemetry_dropped(self) -> int:
@@ -77,14 +77,14 @@ class NatsBus:
 
     async def lost(self) -> None:
         """Waits until the connection is closed for good by anything but `close`, and raises `Fatal` then."""
-        await self._connection.lost
+        await self.connection.lost
 
     async def publish(self, message: Event | Command) -> int:
         where = message.subject()
         topology.stream_of(where)
         envelope = wrap(message, source=self._source, time=self._clock.now())
         headers = traced({"Nats-Msg-Id": envelope.id, "Content-Type": CONTENT_TYPE})
-        return await self._connection.store(where, envelope.model_dump_json().encode(), headers)
+        return await self.connection.store(where, envelope.model_dump_json().encode(), headers)
 
     async def tell(self, message: Telemetry) -> None:
         await self._telling.tell(message)
@@ -95,7 +95,7 @@ class NatsBus:
         return await self._telling.listen(subject, handler)
 
     async def consume(self, consumption: Consumption, handler: Handler) -> None:
-        await Consumer(self._connection, self._letters, consumption, handler).run()
+        await Consumer(self.connection, self._letters, consumption, handler).run()
 
     async def request(self, request: Request, *, timeout_s: float) -> bytes:
         return await self._asking.request(request, timeout_s)
@@ -108,13 +108,13 @@ class NatsBus:
     async def respond(
         self, request_type: type[Request], subject_id: str, responder: Responder, *, group: str | None = None
     ) -> Callable[[], Awaitable[None]]:
-        return await Answering(self._connection, responder).start(request_type, subject_id, group)
+        return await Answering(self.connection, responder).start(request_type, subject_id, group)
 
     def events(
         self, *, subjects: str = topology.EVENTS_SUBJECTS, after: str | None = None
     ) -> AsyncIterator[StreamRecord | Gap]:
         place = None if after is None else Position.parse(after)
-        return Replay(self._connection, subjects, place).records()
+        return Replay(self.connection, subjects, place).records()
 
     async def kv_get(self, bucket: str, key: str) -> KeyValue:
         return await self._buckets.get(bucket, key)
@@ -136,7 +136,7 @@ class NatsBus:
         return sorted(entry.key for entry in entries.values() if entry.value is not None)
 
     def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[KeyValue]:
-        return Watch(self._connection, self._buckets, bucket, key).values()
+        return Watch(self.connection, self._buckets, bucket, key).values()
 
     async def put_object(self, data: bytes) -> str:
         return await self._objects.put(data)
@@ -155,16 +155,16 @@ class NatsBus:
 
     async def ready(self) -> bool:
         """Reads the event stream or the desired state, whichever this account may."""
-        if not self._connection.connected:
+        if not self.connection.connected:
             return False
         desired = topology.bucket_stream(topology.DESIRED), topology.key_subject(topology.DESIRED, "ready")
         for stream, subject in (desired, (topology.EVENTS_STREAM, "polymorph.evt.ready")):
             try:
-                await last_stored(self._connection, stream, subject)
+                await last_stored(self.connection, stream, subject)
             except BusError:
                 continue
             return True
         return False
 
     async def close(self) -> None:
-        await self._connection.close()
+        await self.connection.close()

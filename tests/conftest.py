@@ -1,0 +1,73 @@
+"""Fixtures for every test: a real nats-server with its topology, and buses on it that are closed afterwards."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from polymorph.bus.credentials import Role
+from polymorph.bus.nats import NatsBus
+from polymorph.bus.provision import provision
+from polymorph.bus.server import NatsServer
+from polymorph.config.clock import SystemClock
+
+BusFactory = Callable[..., Awaitable[NatsBus]]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+def _run(work: Any) -> Any:
+    """Runs a coroutine where no event loop of a test can be in the way."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A nats-server of the test's own, with accounts and topology.
+
+    `.url`, `.settings(role)`, `await .kill()`, `await .start()` on the same files.
+    """
+    port, monitor_port = free_ports(2)
+    server = NatsServer(tmp_path / "nats", port=port, monitor_port=monitor_port)
+
+    async def begin() -> None:
+        await server.start()
+        await provision(server.settings("operator"), monitor_url=server.monitor_url)
+
+    try:
+        _run(begin())
+        yield server
+    finally:
+        _run(server.kill())
+
+
+@pytest_asyncio.fixture
+async def bus_factory(nats_server: NatsServer) -> AsyncIterator[BusFactory]:
+    """`await bus_factory("compiler")` connects a NatsBus as that role."""
+    made: list[NatsBus] = []
+
+    async def connect(role: Role = "compiler", source: str | None = None, **options: Any) -> NatsBus:
+        name = source or f"/polymorph/{role}/{len(made)}"
+        bus = await NatsBus.connect(nats_server.settings(role), name, SystemClock(), **options)
+        made.append(bus)
+        return bus
+
+    yield connect
+    for bus in made:
+        await bus.close()
