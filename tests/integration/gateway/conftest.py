@@ -16,9 +16,9 @@ import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "doubles"))
 
-from openai_upstream import OpenAIUpstream  # noqa: E402 - the doubles are no package
+from openai_upstream import OpenAIUpstream
 
-from polymorph.bus.server import NatsServer  # noqa: E402
+from polymorph.bus.server import NatsServer
 
 START_S = 30.0
 
@@ -45,7 +45,7 @@ class ServiceProcess:
 
     async def start(self, *, until: int = 200) -> "ServiceProcess":
         with self._log.open("ab") as output:
-            self.process = subprocess.Popen(  # noqa: ASYNC220
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", f"polymorph.{self.service}"],
                 env=self._environment,
                 stdout=output,

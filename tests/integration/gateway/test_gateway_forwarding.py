@@ -169,22 +169,26 @@ async def test_without_a_worker_that_answers_the_client_gets_503(services, upstr
 async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_done(services, upstream, chat):
     url = await services.ready_gateway(workers=[upstream.url])
     headers = {**JSON, "x-double": "cut"}
-    got = b""
+    got: list[bytes] = []
     with pytest.raises(httpx.RemoteProtocolError):
-        async with (
-            httpx.AsyncClient() as client,
-            client.stream("POST", f"{url}/v1/chat/completions", content=chat, headers=headers) as answer,
-        ):
-            async for part in answer.aiter_raw():
-                got += part
+        await _collect(f"{url}/v1/chat/completions", chat, headers, got)
     whole = b"".join(EVENTS[:2])
-    assert got.startswith(whole)
-    last = got[len(whole) :]
+    assert b"".join(got).startswith(whole)
+    last = b"".join(got)[len(whole) :]
     assert last.startswith(b"data: ")
     assert last.endswith(b"\n\n")
     assert json.loads(last[6:])["error"]["code"] == "stream_interrupted"
-    assert b"[DONE]" not in got
+    assert b"[DONE]" not in last
     assert len(upstream.requests) == 1
+
+
+async def _collect(url: str, body: bytes, headers: dict[str, str], into: list[bytes]) -> None:
+    async with (
+        httpx.AsyncClient() as client,
+        client.stream("POST", url, content=body, headers=headers) as answer,
+    ):
+        async for part in answer.aiter_raw():
+            into.append(part)  # noqa: PERF401 - what came before the error is kept
 
 
 async def test_the_openai_client_sees_a_broken_stream_as_an_error(services, upstream):

@@ -102,7 +102,8 @@ class Registry:
     def _take(self, entry: KeyValue) -> None:
         now = self._clock.monotonic()
         if entry.value is None:
-            self.doubt(entry.key)
+            self._fleet.depart(entry.key, now)
+            self._look.set()
             return
         try:
             record = WorkerRecord.model_validate_json(entry.value)

@@ -15,11 +15,15 @@ _DEAD_PROBE_S = 5.0
 
 @dataclass(slots=True)
 class Member:
-    """One worker; times are monotonic seconds."""
+    """One worker; times are monotonic seconds.
+
+    `absent`: no registry vouches for it, so only probes tell whether it lives. `suspect`: not even a probe has, lately.
+    """
 
     record: WorkerRecord
     heard: float
     static: bool = False
+    absent: bool = False
     suspect: bool = False
     dead: bool = False
     failures: int = 0
@@ -50,10 +54,17 @@ class Fleet:
     def remember(self, record: WorkerRecord, now: float) -> None:
         """Takes a worker from an earlier run: suspect until it is heard of or probed."""
         if record.worker_id not in self._members:
-            self._members[record.worker_id] = Member(record, now, suspect=True)
+            self._members[record.worker_id] = Member(record, now, absent=True, suspect=True)
+
+    def depart(self, worker_id: str, now: float) -> None:
+        """The registry dropped it: from here on probes decide."""
+        member = self._members.get(worker_id)
+        if member is not None:
+            member.absent = True
+        self.doubt(worker_id, now)
 
     def doubt(self, worker_id: str, now: float) -> None:
-        """The registry dropped it, or it refused a connection: look at it now."""
+        """A request could not reach it: look at it now."""
         member = self._members.get(worker_id)
         if member is not None:
             member.suspect = True
@@ -86,9 +97,13 @@ class Fleet:
     def to_probe(self, now: float) -> list[WorkerRecord]:
         """Who must be looked at now."""
         for member in self._members.values():
-            if not member.static and now - member.heard > self._rules.suspect_after_s:
-                member.suspect = True
-        return [m.record for m in self._members.values() if (m.suspect or m.static) and m.probe_at <= now]
+            if not (member.static or member.absent) and now - member.heard > self._rules.suspect_after_s:
+                member.absent = member.suspect = True
+        return [
+            m.record
+            for m in self._members.values()
+            if (m.suspect or m.absent or m.static) and m.probe_at <= now
+        ]
 
     def live(self, model: str, exclude: Collection[str] = ()) -> list[WorkerRecord]:
         """Workers that may serve `model`: those without doubt, else the suspect, else (never none) the dead."""
