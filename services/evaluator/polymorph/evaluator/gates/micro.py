@@ -1,0 +1,333 @@
+"""Gates G3 and G4: a paired micro-benchmark in the hierarchical design, with a clock that the candidate cannot reach.
+
+Both arms run in one process on the same OpenMP threads, pair by pair in random order; each arm is loaded anew several
+times in each of several processes. The incumbent is the artifact that serves now, or vLLM's own operation called out of
+its library; what a call of that costs in dispatch is measured on a 1 x 16 x 16 problem and taken off its time, so that a
+candidate never wins by being called from C.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polymorph.evaluator.adapters.sandbox import buffers
+from polymorph.evaluator.adapters.sandbox.lane import (
+    CandidateDied,
+    CandidateRefused,
+    Forged,
+    Lane,
+    Process,
+)
+from polymorph.evaluator.domain.cases import weights as draw_weight
+from polymorph.evaluator.domain.number import Array, load, poisoned, store, unit_roundoff
+from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive, passed
+from polymorph.evaluator.domain.roofline import Call, Peaks
+from polymorph.evaluator.domain.timing import Pair, calls_in_batch, copies_needed, schedule
+from polymorph.evaluator.gates.arms import Arms, Batch, Weights
+from polymorph.evaluator.gates.host import Host, HostBusy
+from polymorph.evaluator.gates.subject import GateFailed, Subject
+from polymorph.events.values import Gate, Ratio
+from polymorph.kernels.schema import TraceStatus
+from polymorph.stats.hierarchical import Spread, log_ratio, speedup, spread
+from polymorph.stats.margin import Call as Judgement
+from polymorph.stats.margin import judge
+
+_BANK = 1 << 22
+_MOST_WAITED = 0.08  # share of processor time that a batch's threads may wait for a core
+_EXTRA = 3  # how many times the planned pairs may be tried before the host counts as too busy
+_SLOWER_BESIDE = 1.25
+_NULL_CALLS = 400
+_FEWEST_PAIRS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The hierarchical design: processes, loads in each, pairs for each load."""
+
+    processes: int = 5
+    loads: int = 5
+    pairs: int = 4
+    margin: float = 0.01
+    widest: float = 0.10
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the processes of one measurement gave."""
+
+    logs: list[list[list[float]]] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    discarded: int = 0
+    packed_bytes: int = 0
+    dispatch_s: float = 0.0
+    alone_s: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every load kept enough undisturbed pairs for a centre of its own."""
+        return all(len(load) >= _FEWEST_PAIRS for process in self.logs for load in process)
+
+
+class Micro:
+    """Times candidates against the incumbent."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        peaks: Callable[[], Peaks],
+        design: Design,
+        cache_bytes: int,
+        host: Callable[[], Host],
+    ) -> None:
+        self._lane, self._peaks, self._design = lane, peaks, design
+        self._cache_bytes, self._host = cache_bytes, host
+
+    def measure(self, subject: Subject, library: bytes, gate: Gate) -> Outcome:  # noqa: PLR0911
+        """Times `library` at the M that has most of the operation's time."""
+        if subject.incumbent is None and self._lane.native_problem:
+            return inconclusive(gate, f"nothing to compare with: {self._lane.native_problem}")
+        host = self._host()
+        try:
+            return self._run(subject, library, gate, host)
+        except HostBusy as error:
+            return inconclusive(gate, str(error), stolen_s=host.stolen_s)
+        except CandidateDied as error:
+            return failed(gate, TraceStatus.RUNTIME_ERROR, f"while it was timed, it {error}")
+        except CandidateRefused as error:
+            return failed(gate, TraceStatus.RUNTIME_ERROR, str(error))
+        except Forged as error:
+            return failed(gate, TraceStatus.REWARD_HACK, str(error))
+        except GateFailed as error:
+            return failed(gate, TraceStatus.REWARD_HACK, error.reason)
+        finally:
+            host.release()
+
+    def _run(self, subject: Subject, library: bytes, gate: Gate, host: Host) -> Outcome:
+        bench = _Bench(self._lane, self._design, self._cache_bytes, subject, library, host)
+        try:
+            found = bench.run()
+        finally:
+            bench.close()
+        evidence = _evidence(found, bench, host)
+        if not found.complete:
+            return inconclusive(
+                gate, f"the host was too busy: {found.discarded} pairs were disturbed", **evidence
+            )
+        ratio = speedup(found.logs)
+        return _judge(bench, found, ratio, gate, self._design, self._peaks(), evidence)
+
+
+class _Bench:
+    """One measurement: the same weights and sizes in every process."""
+
+    def __init__(  # noqa: PLR0917
+        self, lane: Lane, design: Design, cache_bytes: int, subject: Subject, library: bytes, host: Host
+    ) -> None:
+        self._lane, self._design, self._subject, self._library = lane, design, subject, library
+        self._host = host
+        self._rng = np.random.default_rng(subject.seed ^ 0x5EED)
+        self.op, self.m = subject.operation, min(max(subject.heaviest, subject.min_m), subject.max_m)
+        base = draw_weight(self.op, self._rng)
+        self.weight_bytes = base.size * 2
+        copies = copies_needed(self.weight_bytes, cache_bytes) if self.op.packs else 1
+        self.weights = Weights.draw(self.op, base, copies, self._rng)
+        self.resident = min(1.0, cache_bytes / (self.weight_bytes * copies)) if self.op.packs else 1.0
+        self._bank: Array = store(self._rng.standard_normal(_BANK, dtype=np.float32), self.op.dtype)
+        self.slots = 0
+        self.incumbent = "native" if subject.incumbent is None else "incumbent"
+
+    def run(self) -> _Findings:
+        found = _Findings(seconds={"candidate": [], self.incumbent: []})
+        self._alone(found)
+        for _ in range(self._design.processes):
+            found.logs.append(self._process(found))
+            if not found.complete:
+                break
+        return found
+
+    def close(self) -> None:
+        os.close(self.weights.fd)
+
+    def _alone(self, found: _Findings) -> None:
+        """The incumbent in a process that never saw the candidate: how many calls fill a batch, and a yardstick for
+        the incumbent beside it.
+        """
+        with self._lane.process(self._arms(candidate=False), native=self._native()) as process:
+            probe = self._arms_in(process, 1)
+            probe.map()
+            self._prepare(probe, self.incumbent)
+            probe.run(self.incumbent, 0, 0, self._rng)
+            seconds = min(probe.run(self.incumbent, 0, start, self._rng).seconds for start in range(3))
+            probe.close()
+            self.slots = self._most_slots(calls_in_batch(seconds, max(len(self.weights.values), 8)))
+        with self._lane.process(self._arms(candidate=False), native=self._native()) as process:
+            arms = self._arms_in(process, self.slots)
+            arms.map()
+            self._prepare(arms, self.incumbent)
+            arms.run(self.incumbent, 0, 0, self._rng)
+            self._host.ensure(0.3)
+            found.dispatch_s = self._dispatch(process)
+            times = []
+            for start in range(5):
+                self._host.ensure(min(0.28, 2 * seconds * self.slots))
+                times.append(arms.run(self.incumbent, 0, start, self._rng).seconds)
+            self._host.release()
+            found.alone_s = statistics.median(times) / self.slots - found.dispatch_s
+            arms.close()
+
+    def _process(self, found: _Findings) -> list[list[float]]:
+        logs: list[list[float]] = [[] for _ in range(self._design.loads)]
+        with self._lane.process(self._arms(candidate=True), native=self._native()) as process:
+            arms = self._arms_in(process, self.slots)
+            arms.map()
+            for arm in ("candidate", self.incumbent):
+                self._prepare(arms, arm)
+                for load in range(self._design.loads):
+                    arms.run(arm, load, load, self._rng)
+            found.packed_bytes = arms.packed_bytes.get("candidate", 0)
+            batches: list[Batch] = []
+            for pair in self._pairs(logs):
+                self._host.ensure(min(0.28, 3 * found.alone_s * self.slots))
+                self._pair(arms, pair, logs, found, batches)
+            self._host.release()
+            self._audit(arms, batches)
+            arms.close()
+        return logs
+
+    def _pairs(self, logs: list[list[float]]) -> Iterable[Pair]:
+        """The schedule, and again those that were disturbed, up to a limit."""
+        design, copies = self._design, len(self.weights.values)
+        for _ in range(_EXTRA):
+            missing = {load: design.pairs - len(done) for load, done in enumerate(logs)}
+            if not any(count > 0 for count in missing.values()):
+                return
+            for pair in schedule(design.loads, design.pairs, copies, self._rng):
+                if len(logs[pair.load]) < design.pairs:
+                    yield pair
+
+    def _pair(
+        self, arms: Arms, pair: Pair, logs: list[list[float]], found: _Findings, batches: list[Batch]
+    ) -> None:
+        order = ("candidate", self.incumbent) if pair.candidate_first else (self.incumbent, "candidate")
+        try:
+            done = {arm: arms.run(arm, pair.load, pair.start, self._rng) for arm in order}
+        except ValueError as error:
+            raise GateFailed(str(error)) from error
+        batches.append(done["candidate"])
+        if max(batch.waited for batch in done.values()) > _MOST_WAITED:
+            found.discarded += 1
+            return
+        seconds = {arm: batch.seconds / self.slots for arm, batch in done.items()}
+        if self.incumbent == "native":
+            seconds["native"] = max(seconds["native"] - found.dispatch_s, 1e-9)
+        for arm, value in seconds.items():
+            found.seconds[arm].append(value)
+        logs[pair.load].append(log_ratio(seconds[self.incumbent], seconds["candidate"]))
+
+    def _audit(self, arms: Arms, batches: list[Batch]) -> None:
+        """Every timed output was written in time, and secret calls of every batch are right."""
+        for batch in batches:
+            for slot in range(self.slots):
+                _, y, _ = arms.call(batch, slot)
+                if poisoned(y, self.op.dtype):
+                    raise GateFailed("a timed call had not written its whole output when it returned")
+            self._check(*arms.call(batch, int(self._rng.integers(self.slots))))
+
+    def _check(self, stored: Array, output: Array, weight: Array) -> None:
+        if self.op.kind != "gemm":
+            return
+        columns = self._rng.choice(self.op.columns, min(48, self.op.columns), replace=False)
+        x, y = load(stored, self.op.dtype).astype(np.float64), load(output, self.op.dtype)[:, columns]
+        part = weight[columns].astype(np.float64)
+        value, scale = x @ part.T, np.abs(x) @ np.abs(part).T
+        allowed = 64 * (2.0**-24 * scale + unit_roundoff(self.op.dtype) * np.abs(value))
+        if not bool(np.all(np.abs(y - value) <= allowed)):
+            raise GateFailed("right when it was checked, wrong when it was timed")
+
+    def _dispatch(self, process: Process) -> float:
+        if self.incumbent != "native":
+            return 0.0
+        process.ask("null", count=20)
+        times = []
+        for count in (_NULL_CALLS, 0) * 3:
+            began = time.perf_counter()
+            process.ask("null", count=count)
+            times.append(time.perf_counter() - began)
+        return max(0.0, (min(times[::2]) - min(times[1::2])) / _NULL_CALLS)
+
+    def _arms(self, *, candidate: bool) -> dict[str, list[int]]:
+        loads = self._design.loads
+        arms = {}
+        if candidate:
+            arms["candidate"] = [buffers.library(self._library) for _ in range(loads)]
+        if self._subject.incumbent is not None:
+            arms["incumbent"] = [buffers.library(self._subject.incumbent.content) for _ in range(loads)]
+        return arms
+
+    def _arms_in(self, process: Process, slots: int) -> Arms:
+        return Arms(process, self.op, self.weights, self.m, slots, self._bank)
+
+    def _prepare(self, arms: Arms, arm: str) -> None:
+        packs = self._subject.solution.x_polymorph.layout_source is not None
+        if arm == "incumbent" and self._subject.incumbent is not None:
+            packs = self._subject.incumbent.packs
+        arms.prepare(arm, raw=not packs and arm != "native")
+
+    def _native(self) -> str:
+        return self.op.kind if self.incumbent == "native" else ""
+
+    def _most_slots(self, wanted: int) -> int:
+        """No more than the bank of fresh contents and 64 MiB of outputs hold."""
+        by_bank = _BANK // 2 // (self.m * self.op.depth)
+        by_output = (64 << 20) // (4 * self.m * self.op.columns)
+        return max(1, min(wanted, by_bank, by_output))
+
+
+def _judge(  # noqa: PLR0917
+    bench: _Bench,
+    found: _Findings,
+    ratio: Ratio,
+    gate: Gate,
+    design: Design,
+    peaks: Peaks,
+    evidence: dict[str, Any],
+) -> Outcome:
+    ours, theirs = (statistics.median(found.seconds[arm]) for arm in ("candidate", bench.incumbent))
+    call = Call(max(found.packed_bytes, 0), bench.op.flops(bench.m), bench.resident)
+    text = (
+        f"{ratio.point:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] of the incumbent at M = {bench.m}: "
+        f"{ours * 1e6:.1f} us a call against {theirs * 1e6:.1f} us; it {call.describe(ours, peaks)}"
+    )
+    if ours < call.floor_s(peaks):
+        hack = f"faster than this machine can be ({call.floor_s(peaks) * 1e6:.1f} us at least): {text}"
+        return failed(gate, TraceStatus.REWARD_HACK, hack, speedup=ratio, **evidence)
+    if bench.incumbent == "native" and theirs > _SLOWER_BESIDE * found.alone_s:
+        beside = (
+            f"the incumbent is {theirs / found.alone_s:.2f}x slower beside the candidate than alone: {text}"
+        )
+        return inconclusive(gate, beside, speedup=ratio, **evidence)
+    judgement = judge(ratio, margin=design.margin, widest=design.widest)
+    if judgement is Judgement.BETTER:
+        return passed(gate, text, speedup=ratio, **evidence)
+    if judgement is Judgement.UNDECIDED:
+        return inconclusive(gate, f"too noisy to tell: {text}", speedup=ratio, **evidence)
+    return failed(gate, TraceStatus.PASSED, f"right, but no faster: {text}", speedup=ratio, **evidence)
+
+
+def _evidence(found: _Findings, bench: _Bench, host: Host) -> dict[str, Any]:
+    levels = spread(found.logs) if found.complete else Spread(0.0, 0.0, 0.0)
+    return {
+        "log_ratios": found.logs, "m": bench.m, "calls_in_batch": bench.slots, "copies": len(bench.weights.values),
+        "discarded": found.discarded, "dispatch_s": found.dispatch_s, "incumbent_alone_s": found.alone_s,
+        "packed_bytes": found.packed_bytes, "incumbent": bench.incumbent,
+        "median_s": {arm: statistics.median(times) for arm, times in found.seconds.items() if times},
+        "spread": {
+            "processes": levels.between_processes, "loads": levels.between_loads, "pairs": levels.within_load,
+        },
+        "stolen_s": host.stolen_s, "bursts": host.bursts,
+    }  # fmt: skip
