@@ -41,7 +41,7 @@ class Comparison:
     def ratio(self, above: str, below: str, seed: int) -> Ratio:
         """Tokens per second of `above` over `below`, paired by round."""
         rate = "tokens_per_s"
-        return paired_ratio(self.series(above, rate), self.series(below, rate), np.random.default_rng(seed))
+        return paired_ratio(self.series(below, rate), self.series(above, rate), np.random.default_rng(seed))
 
 
 async def block(
