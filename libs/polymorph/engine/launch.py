@@ -1,5 +1,6 @@
 """How vLLM is started: as a careful engineer would, with our extension or without it, the same otherwise."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -92,6 +93,10 @@ class EngineLaunch:
             "worker_extension_cls": EXTENSION,
             "additional_config": {"polymorph": f"{','.join(self.slots)}-{source_digest()}"},
         }
+
+    def without_slots(self) -> "EngineLaunch":
+        """Stock vLLM under the same launch."""
+        return dataclasses.replace(self, slots=())
 
     def environment(self) -> dict[str, str]:
         """Variables to set before vLLM is imported; the engine's own process inherits them."""

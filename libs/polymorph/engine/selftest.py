@@ -5,9 +5,10 @@ Reads a `SelfTest` in JSON on standard input and writes a `SelfTestResult`.
 """
 
 import json
+import os
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from polymorph.engine.naming import definition_named
+from polymorph.engine.selftest_case import SelfTest, SelfTestResult
 from polymorph.kernels.host.pool import KernelHost
 from polymorph.kernels.load import Buffer, DtypeCode, Kernel, Tensor
 from polymorph.kernels.schema import Definition
@@ -24,27 +26,6 @@ CPU_LIMIT_S = 120
 # By class of numerics: how many times the native error (root mean square against float64) a kernel may have.
 _MARGIN = {"bitwise": 1.0, "reordered": 4.0, "lossy": 2e4}
 _CODES = {torch.float32: DtypeCode.float32, torch.bfloat16: DtypeCode.bfloat16}
-
-
-@dataclass(frozen=True)
-class SelfTest:
-    """`rows` are the numbers of tokens to try; captured rows are repeated or cut to them."""
-
-    definition: str
-    library: str
-    numerics: str
-    calls: tuple[str, ...]
-    weight: str | None
-    rows: tuple[int, ...]
-    threads: int = 1
-
-
-@dataclass(frozen=True)
-class SelfTestResult:
-    ok: bool
-    reason: str
-    error: float = 0.0
-    native_error: float = 0.0
 
 
 def run(test: SelfTest) -> SelfTestResult:
@@ -161,6 +142,7 @@ def _error(output: Any, truth: Any) -> float:
 
 
 def main() -> int:
+    os.nice(10)  # the engine next to us serves users
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)

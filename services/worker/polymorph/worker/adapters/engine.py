@@ -1,0 +1,138 @@
+"""vLLM's AsyncLLM with our slots, as the rest of the worker sees it."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.launch import EngineLaunch
+from polymorph.worker.adapters.stats import StatSink, stat_logger
+from polymorph.worker.domain.admission import Refused
+from polymorph.worker.domain.counters import NOTHING, Counters
+from polymorph.worker.domain.request_ids import SELF_PREFIX
+
+_RPC_TIMEOUT_S = 60.0
+_SLICE_S = 0.05
+
+
+class Engine:
+    """One engine. Calls of its slots run between two steps and never raise for a refusal by the engine: `Refused`."""
+
+    def __init__(self, llm: Any, arguments: Any, *, slotted: bool) -> None:
+        self.llm = llm
+        self.arguments = arguments
+        self.slotted = slotted
+        self._requests = 0
+
+    @classmethod
+    def start(cls, launch: EngineLaunch, sink: StatSink) -> Self:
+        """Loads and compiles the model; minutes where nothing is in the compile cache. The environment is set."""
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - after the environment is set
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+
+        keywords = launch.arguments()
+        arguments = AsyncEngineArgs(**keywords, disable_log_stats=True, enable_logging_iteration_details=True)
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stat_logger(sink)])
+        return cls(llm, arguments, slotted="worker_extension_cls" in keywords)
+
+    @property
+    def alive(self) -> bool:
+        return not self.llm.errored
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        cache = self.llm.vllm_config.cache_config
+        return int((cache.num_gpu_blocks or 0) * cache.block_size)
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self.llm.model_config.max_model_len)
+
+    async def definitions(self) -> tuple[str, ...]:
+        if not self.slotted:
+            return ()
+        return tuple((await self._call("slots_describe"))["definitions"])
+
+    async def counters(self) -> Counters:
+        if not self.slotted:
+            return NOTHING
+        return Counters.of(await self._call("slots_read"))
+
+    async def engage(self, bindings: Iterable[SlotBinding], *, keep_packed: bool = False) -> float:
+        """Makes `bindings` all that the slots run; returns the seconds that the engine stood still for it.
+
+        Weights are packed a little at a time, so that no step waits for long.
+
+        Raises:
+            Refused: the engine cannot run them; what ran goes on.
+        """
+        documents = [vars(binding) for binding in bindings]
+        if not self.slotted:
+            if documents:
+                raise Refused("this engine was started without slots")
+            return 0.0
+        stood = 0.0
+        left = 1
+        while left and documents:
+            began = time.monotonic()
+            left = (await self._checked("slots_prepare", bindings=documents, seconds=_SLICE_S))["left"]
+            stood += min(time.monotonic() - began, _SLICE_S)
+            await asyncio.sleep(_SLICE_S)
+        answer = await self._checked("slots_engage", bindings=documents, keep_packed=keep_packed)
+        return stood + float(answer["seconds"])
+
+    async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
+        await self._checked(
+            "slots_capture", definition=definition, calls=calls, every=every, min_m=min_m, max_m=max_m
+        )
+
+    async def captured(self, directory: Path) -> list[dict[str, Any]]:
+        """Ends the capture; a path of inputs, one of the weight, and M, for each call."""
+        calls: list[dict[str, Any]] = (await self._checked("slots_captured", directory=str(directory)))[
+            "calls"
+        ]
+        return calls
+
+    async def exercise(self, m: int) -> None:
+        """Makes the engine compute steps of about `m` tokens, with requests of the worker's own."""
+        seqs = int(self.arguments.max_num_seqs)
+        if m <= seqs:
+            await asyncio.gather(*(self._generate(length=2, tokens=2) for _ in range(m)))
+        else:
+            await self._generate(length=min(m, self.max_model_len - 2), tokens=1)
+
+    async def pause(self) -> None:
+        """Stops between two steps, keeping all requests and caches."""
+        await self.llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        await self.llm.resume_generation()
+
+    def stop(self) -> None:
+        self.llm.shutdown(timeout=0)
+
+    async def _generate(self, length: int, tokens: int) -> None:
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        self._requests += 1
+        # Another first token each time: a prompt that is in the prefix cache would be computed in fewer tokens.
+        vocabulary = int(self.llm.model_config.get_vocab_size())
+        prompt = {
+            "prompt_token_ids": [(self._requests * 31 + position) % vocabulary for position in range(length)]
+        }
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        async for _ in self.llm.generate(prompt, sampling, request_id=f"{SELF_PREFIX}{self._requests}"):
+            pass
+
+    async def _call(self, method: str, **keywords: Any) -> dict[str, Any]:
+        answers = await self.llm.collective_rpc(method, timeout=_RPC_TIMEOUT_S, kwargs=keywords)
+        first: dict[str, Any] = answers[0]
+        return first
+
+    async def _checked(self, method: str, **keywords: Any) -> dict[str, Any]:
+        answer = await self._call(method, **keywords)
+        if not answer["ok"]:
+            raise Refused(answer["reason"])
+        return answer

@@ -1,0 +1,114 @@
+"""Everything of a worker that needs the bus. It comes and goes with the bus; serving does not."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from polymorph.bus.errors import BusError, Fatal
+from polymorph.bus.nats import NatsBus
+from polymorph.bus.port import Bus
+from polymorph.config.clock import Clock
+from polymorph.config.settings import NatsSettings
+from polymorph.events.requests import ControlSlots, LeaseHost
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.convergence import Convergence
+from polymorph.worker.handlers import Asked
+from polymorph.worker.leasing import HostLeasing
+from polymorph.worker.registry import Registry
+from polymorph.worker.telling import FLUSH_S, REPORT_S, Telling
+
+_log = logging.getLogger(__name__)
+_AGAIN_S = 2.0
+
+
+class Serving:
+    """What a started engine adds to the control plane; `tuned` is False where POLYMORPH_DISABLE is set."""
+
+    def __init__(
+        self, engine: Engine, convergence: Convergence, leasing: HostLeasing, telling: Telling, *, tuned: bool
+    ) -> None:
+        self.engine = engine
+        self.convergence = convergence
+        self.leasing = leasing
+        self.telling = telling
+        self.tuned = tuned
+
+    async def run(self, bus: Bus, worker_id: str, clock: Clock) -> None:
+        """Runs until cancelled or the bus is lost."""
+        async with asyncio.TaskGroup() as tasks, self._answering(bus, worker_id):
+            tasks.create_task(self._flush(bus, clock))
+            tasks.create_task(self._report(bus, clock))
+            if self.tuned:
+                tasks.create_task(self.leasing.watch(bus))
+                tasks.create_task(self.convergence.watch(bus))
+                tasks.create_task(self.convergence.run(bus))
+            await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, bus: Bus, worker_id: str) -> AsyncIterator[None]:
+        asked = Asked(self.leasing, self.convergence)
+        ends = []
+        if self.tuned:
+            ends.append(await bus.respond(LeaseHost, worker_id, asked.lease))
+            ends.append(await bus.respond(ControlSlots, worker_id, asked.control))
+        try:
+            yield
+        finally:
+            for end in ends:
+                with contextlib.suppress(BusError):
+                    await end()
+
+    async def _flush(self, bus: Bus, clock: Clock) -> None:
+        while True:
+            await clock.sleep(FLUSH_S)
+            await self.telling.flush(bus)
+
+    async def _report(self, bus: Bus, clock: Clock) -> None:
+        while True:
+            await clock.sleep(REPORT_S)
+            counters = None if self.telling.idle else await self.engine.counters()
+            await self.telling.report(bus, counters)
+
+
+class ControlPlane:
+    """Connects to NATS as long as it takes, and again when the connection is lost for good."""
+
+    def __init__(self, settings: NatsSettings, worker_id: str, clock: Clock, registry: Registry) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._clock = clock
+        self._registry = registry
+        self._serving: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
+        self.bus: Bus | None = None
+
+    def serve(self, serving: Serving) -> None:
+        """The engine is there."""
+        self._serving.set_result(serving)
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        source = f"/polymorph/worker/{self._worker_id}"
+        while True:
+            try:
+                bus = await NatsBus.connect(self._settings, source, self._clock)
+            except (Fatal, BusError) as error:
+                _log.error("no bus, serving without it: %s", error)
+            else:
+                await self._with(bus)
+            await self._clock.sleep(_AGAIN_S)
+
+    async def _with(self, bus: NatsBus) -> None:
+        self.bus = bus
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(bus.lost())
+                tasks.create_task(self._registry.keep(bus))
+                serving = await asyncio.shield(self._serving)
+                await self._registry.put(bus)
+                tasks.create_task(serving.run(bus, self._worker_id, self._clock))
+        except* (Fatal, BusError) as errors:
+            _log.error("the bus is lost, serving without it: %s", errors.exceptions[0])
+        finally:
+            self.bus = None
+            await bus.close()

@@ -1,0 +1,235 @@
+"""Brings the engine to the desired state, again and again: level-triggered, so a worker that joins late is right."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from polymorph.bus import topology
+from polymorph.bus.errors import BusError, NotFound
+from polymorph.bus.port import Bus, KeyValue
+from polymorph.config.clock import Clock
+from polymorph.events.state import EMPTY, DesiredState, Quarantine
+from polymorph.events.types import WorkerLoaded, WorkerRefused
+from polymorph.events.values import Revision
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.domain.admission import Fence, Refused
+from polymorph.worker.domain.target import target
+from polymorph.worker.loading import Loaded, Loader
+
+_log = logging.getLogger(__name__)
+_RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_LOOK_AGAIN_S = 30.0
+
+LoaderFor = Callable[[Bus], Loader]
+
+
+class Convergence:
+    """Owns what the slots run. One change at a time, whoever asks for it."""
+
+    def __init__(
+        self, pool: str, worker_id: str, fence: Fence, engine: Engine, loader_for: LoaderFor, clock: Clock
+    ) -> None:
+        self._pool = pool
+        self._worker_id = worker_id
+        self._fence = fence
+        self._engine = engine
+        self._loader_for = loader_for
+        self._clock = clock
+        self._desired: DesiredState | None = None
+        self._refused: set[tuple[int, str]] = set()
+        self._told = -1
+        self._news = asyncio.Event()
+        self._change = asyncio.Lock()
+        self._expiry: asyncio.Task[None] | None = None
+        self.loaded = Loaded(EMPTY, (), 0, 0.0)
+
+    @property
+    def revision(self) -> Revision:
+        return self.loaded.revision
+
+    @property
+    def generation(self) -> int:
+        return self._told
+
+    async def watch(self, bus: Bus) -> None:
+        """Runs until cancelled: hears of desired states."""
+        while True:
+            try:
+                async for entry in bus.kv_watch(topology.DESIRED, self._pool):
+                    await self._hear(bus, entry)
+            except BusError as error:
+                _log.warning("the watch on the desired state ended and starts again: %s", error)
+            await self._clock.sleep(_RETRY_S[0])
+
+    async def run(self, bus: Bus) -> None:
+        """Runs until cancelled: converges whenever there is news, and after failures that may pass."""
+        loader = self._loader_for(bus)
+        failures = 0
+        while True:
+            pause = _RETRY_S[min(failures, len(_RETRY_S)) - 1] if failures else _LOOK_AGAIN_S
+            await self._wait(pause)
+            try:
+                await self._converge(bus, loader)
+                failures = 0
+            except BusError as error:
+                failures += 1
+                _log.warning("not converged yet, trying again: %s", error)
+
+    async def switch(self, *, empty: bool, ttl_s: float) -> int:
+        """Empty slots, or those of the revision again, for a paired measurement; goes back by itself after `ttl_s`.
+
+        Returns the calls that the revision's kernels have served so far.
+        """
+        async with self._change:
+            self._stop_expiry()
+            await self._engine.engage(() if empty else self.loaded.bindings, keep_packed=True)
+            if empty:
+                self._expiry = asyncio.create_task(self._restore_after(ttl_s))
+            counters = await self._engine.counters()
+        return sum(counters.served.get(each, 0) for each in {b.artifact for b in self.loaded.bindings})
+
+    async def _restore_after(self, ttl_s: float) -> None:
+        await self._clock.sleep(ttl_s)
+        self._expiry = None
+        await self.switch(empty=False, ttl_s=ttl_s)
+
+    def _stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
+
+    async def _hear(self, bus: Bus, entry: KeyValue) -> None:
+        if entry.value is None or entry.key != self._pool:
+            return
+        try:
+            desired = DesiredState.model_validate_json(entry.value)
+        except ValueError as error:
+            _log.error("the desired state of %s is not one: %s", self._pool, error)
+            return
+        try:
+            news = self._fence.admit(desired)
+        except Refused as refusal:
+            await self._refuse(bus, desired.generation, desired.stable.revision, str(refusal))
+            return
+        if news or self._desired is None:
+            self._desired = desired
+            self._news.set()
+
+    async def _converge(self, bus: Bus, loader: Loader) -> None:
+        desired = self._desired
+        goal = target(desired, self._worker_id)
+        if desired is None or (desired.generation, goal.revision) in self._refused:
+            return
+        if goal.revision == self.revision.revision and desired.generation == self._told:
+            return
+        began = self._clock.monotonic()
+        if goal.revision != self.revision.revision:
+            quarantined = await _quarantined(bus, goal)
+            try:
+                async with self._change:
+                    self._stop_expiry()
+                    self.loaded = await loader.load(goal, quarantined, self.loaded.bindings)
+            except Refused as refusal:
+                await self._refuse(bus, desired.generation, goal.revision, str(refusal))
+                return
+        self._told = desired.generation
+        await self._tell_loaded(bus, desired.generation, self._clock.monotonic() - began)
+
+    async def _tell_loaded(self, bus: Bus, generation: int, load_s: float) -> None:
+        loaded = self.loaded
+        _log.info(
+            "generation %d: runs %s with %d kernels, %d calls served, engine stood still for %.3f s of %.1f s",
+            generation,
+            loaded.revision.revision,
+            len(loaded.bindings),
+            loaded.served_calls,
+            loaded.paused_s,
+            load_s,
+        )
+        await _until_told(
+            lambda: bus.publish(
+                WorkerLoaded(
+                    pool=self._pool,
+                    worker_id=self._worker_id,
+                    generation=generation,
+                    revision=loaded.revision.revision,
+                    kernels=tuple(binding.artifact for binding in loaded.bindings),
+                    served_calls=loaded.served_calls,
+                    load_s=load_s,
+                    paused_s=loaded.paused_s,
+                )
+            ),
+            self._clock,
+        )
+
+    async def _refuse(self, bus: Bus, generation: int, revision: str, reason: str) -> None:
+        if (generation, revision) in self._refused:
+            return
+        self._refused.add((generation, revision))
+        _log.error("refused %s of generation %d: %s", revision, generation, reason)
+        await _until_told(
+            lambda: bus.publish(
+                WorkerRefused(
+                    pool=self._pool,
+                    worker_id=self._worker_id,
+                    generation=generation,
+                    revision=revision,
+                    reason=reason,
+                )
+            ),
+            self._clock,
+        )
+
+
+async def _until_told(publish: Callable[[], Awaitable[int]], clock: Clock) -> None:
+    """The fact stands whether or not the bus is there: tell it when it is back. Ids are deterministic: once."""
+    while True:
+        try:
+            await publish()
+        except BusError as error:
+            _log.info("not told yet: %s", error)
+            await clock.sleep(_RETRY_S[2])
+        else:
+            return
+
+
+async def _quarantined(bus: Bus, revision: Revision) -> set[str]:
+    found = set()
+    for artifact in {kernel.artifact for kernel in revision.kernels}:
+        try:
+            entry = await bus.kv_get(topology.QUARANTINE, artifact)
+        except NotFound:
+            continue
+        if entry.value is not None and Quarantine.model_validate_json(entry.value).artifact == artifact:
+            found.add(artifact)
+    return found
+
+
+class GenerationFile:
+    """The newest generation that was seen, kept over restarts: what was refused as old stays refused."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> int:
+        try:
+            return int(self._path.read_text())
+        except (FileNotFoundError, ValueError):
+            return -1
+
+    def write(self, generation: int) -> None:
+        if generation == self.read():
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        staged = self._path.with_suffix(".new")
+        staged.write_text(str(generation))
+        staged.replace(self._path)

@@ -1,0 +1,100 @@
+"""What a worker believes: desired states and kernels, each by its signature, its age and where it was measured."""
+
+from collections.abc import Callable, Collection
+
+from polymorph.events.state import EMPTY, DesiredState
+from polymorph.events.values import KernelBinding
+from polymorph.kernels.isa import Isa
+from polymorph.kernels.schema import Manifest, SignedManifest
+from polymorph.kernels.signing import Role, SignatureRefused, Trust, verify_manifest
+
+
+class Refused(ValueError):
+    """This worker does not run that, and goes on with what it has."""
+
+
+class Fence:
+    """Lets generations only grow, so that an old desired state cannot be played again."""
+
+    def __init__(
+        self, pool: str, trust: Trust, newest: int = -1, remember: Callable[[int], None] | None = None
+    ) -> None:
+        self._pool = pool
+        self._trust = trust
+        self._remember = remember
+        self.newest = newest
+
+    def admit(self, desired: DesiredState) -> bool:
+        """True for a state that is news, False for the one that holds already.
+
+        Raises:
+            Refused: another pool's, an older generation, or not signed by a promoter.
+        """
+        if desired.pool != self._pool:
+            raise Refused(f"the desired state is for pool {desired.pool}, this is {self._pool}")
+        if desired.generation < self.newest:
+            raise Refused(f"generation {desired.generation} is older than {self.newest}, which was seen")
+        self._check_signature(desired)
+        news = desired.generation > self.newest
+        self.newest = desired.generation
+        if news and self._remember is not None:
+            self._remember(self.newest)
+        return news
+
+    def _check_signature(self, desired: DesiredState) -> None:
+        if desired.signature is None:
+            if desired.stable == EMPTY and desired.candidate is None:
+                return  # a pool's first state, before any promotion: there is nothing to run in it
+            raise Refused(f"generation {desired.generation} is not signed by a promoter")
+        try:
+            self._trust.verify(
+                desired.signature.key_id,
+                desired.signed_content(),
+                desired.signature.signature,
+                role=Role.PROMOTER,
+            )
+        except SignatureRefused as error:
+            raise Refused(f"generation {desired.generation}: {error}") from error
+
+
+def admit_kernel(
+    binding: KernelBinding,
+    signed: SignedManifest,
+    trust: Trust,
+    *,
+    hardware: str,
+    isa: Isa,
+    quarantined: Collection[str],
+) -> Manifest:
+    """The manifest of a kernel that may run here as the binding asks.
+
+    Raises:
+        Refused: it may not.
+    """
+    try:
+        manifest = verify_manifest(signed, trust)
+    except SignatureRefused as error:
+        raise Refused(f"the manifest of {binding.definition}: {error}") from error
+    _check_identity(binding, manifest)
+    if binding.artifact in quarantined:
+        raise Refused(f"artifact {binding.artifact[:12]} of {binding.definition} is in quarantine")
+    if manifest.hardware != hardware:
+        raise Refused(f"{binding.definition} was measured on {manifest.hardware}, this is {hardware}")
+    if manifest.isa not in Isa.__members__ or not isa.runs(Isa[manifest.isa]):
+        raise Refused(f"{binding.definition} needs {manifest.isa}, this processor has {isa.name}")
+    return manifest
+
+
+def _check_identity(binding: KernelBinding, manifest: Manifest) -> None:
+    for name, asked, signed in (
+        ("artifact", binding.artifact, manifest.artifact),
+        ("definition", binding.definition, manifest.definition),
+        ("numerics", binding.numerics, manifest.numerics),
+    ):
+        if asked != signed:
+            raise Refused(f"the binding's {name} is {asked}, the signed manifest says {signed}")
+    if binding.min_m < manifest.min_m or binding.max_m > manifest.max_m:
+        raise Refused(
+            f"{binding.definition} is bound to M from {binding.min_m} to {binding.max_m}, "
+            f"and was approved from {manifest.min_m} to {manifest.max_m}"
+        )

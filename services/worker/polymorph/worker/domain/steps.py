@@ -1,0 +1,81 @@
+"""Engine steps folded into one report a second."""
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polymorph.events.types import StepsCounted
+from polymorph.events.values import Operation
+from polymorph.kernels.buckets import bucket
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the scheduler said last."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+
+
+@dataclass
+class StepTally:
+    """Counts since the last report."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    tokens: int = 0
+    output_tokens: int = 0
+    load: Load = Load()
+    by_m: dict[str, float] = field(default_factory=dict)
+
+    def step(self, tokens: int, seconds: float) -> None:
+        """One engine step that computed `tokens` tokens."""
+        self.steps += 1
+        self.step_s += seconds
+        self.tokens += tokens
+        name = str(bucket(max(tokens, 1)))
+        self.by_m[name] = self.by_m.get(name, 0.0) + seconds
+
+    def report(
+        self,
+        *,
+        pool: str,
+        worker_id: str,
+        at: dt.datetime,
+        interval_s: float,
+        nanoseconds: Mapping[str, int],
+        revision: str,
+    ) -> StepsCounted:
+        """The report; `nanoseconds` are those of each operation in the same interval. Counting starts anew."""
+        report = StepsCounted(
+            pool=pool,
+            worker_id=worker_id,
+            at=at,
+            interval_s=interval_s,
+            steps=self.steps,
+            step_s=self.step_s,
+            tokens=self.tokens,
+            output_tokens=self.output_tokens,
+            running=self.load.running,
+            waiting=self.load.waiting,
+            kv_used=self.load.kv_used,
+            step_s_by_m=dict(self.by_m),
+            operations=shares(nanoseconds, self.step_s),
+            revision=revision,
+        )
+        self.steps, self.step_s, self.tokens, self.output_tokens = 0, 0.0, 0, 0
+        self.by_m.clear()
+        return report
+
+
+def shares(nanoseconds: Mapping[str, int], step_s: float) -> tuple[Operation, ...]:
+    """Operations by their share of engine step time, the largest first."""
+    if step_s <= 0:
+        return ()
+    found = (
+        Operation(definition=name, share=min(1.0, spent / 1e9 / step_s))
+        for name, spent in nanoseconds.items()
+        if spent > 0
+    )
+    return tuple(sorted(found, key=lambda operation: -operation.share))

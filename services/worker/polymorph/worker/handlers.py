@@ -1,0 +1,45 @@
+"""What others ask of a worker: the host for a burst, and slots switched for a measurement."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
+
+from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
+from polymorph.worker.convergence import Convergence
+from polymorph.worker.domain.admission import Refused
+from polymorph.worker.leasing import HostLeasing
+
+_log = logging.getLogger(__name__)
+Reply = Callable[[bytes], Awaitable[None]]
+
+
+class Asked:
+    """Decodes, does and answers; what cannot be decoded is answered too, so that nobody waits for a timeout."""
+
+    def __init__(self, leasing: HostLeasing, convergence: Convergence) -> None:
+        self._leasing = leasing
+        self._convergence = convergence
+
+    async def lease(self, body: bytes, reply: Reply) -> None:
+        try:
+            request = LeaseHost.model_validate_json(body)
+        except ValidationError as error:
+            _log.warning("a lease request that is none: %s", error)
+            answer = LeaseAnswer(granted=False, reason="not a LeaseHost; bursts are 0.3 s at most")
+        else:
+            answer = await self._leasing.ask(request)
+        await reply(answer.model_dump_json().encode())
+
+    async def control(self, body: bytes, reply: Reply) -> None:
+        try:
+            request = ControlSlots.model_validate_json(body)
+            served = await self._convergence.switch(empty=request.revision == "empty", ttl_s=request.ttl_s)
+        except ValidationError as error:
+            _log.warning("a control request that is none: %s", error)
+            answer = ControlAnswer(ok=False, reason="not a ControlSlots")
+        except Refused as refusal:
+            answer = ControlAnswer(ok=False, reason=str(refusal))
+        else:
+            answer = ControlAnswer(ok=True, served_calls=served)
+        await reply(answer.model_dump_json().encode())

@@ -1,0 +1,123 @@
+"""Pauses of the engine that the evaluator asks for: short, self-ending, accounted for."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from polymorph.bus.errors import BusError
+from polymorph.bus.port import Bus
+from polymorph.config.clock import Clock
+from polymorph.events.requests import LeaseAnswer, LeaseHost
+from polymorph.events.types import HostLeased
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.domain.lease import HostLease
+
+_log = logging.getLogger(__name__)
+_ENDS_AFTER_S = 3.0
+_RESUME_RETRY_S = 0.05
+
+
+class HostLeasing:
+    """Grants one burst at a time. The timer that ends a burst starts before the engine stops."""
+
+    def __init__(
+        self, pool: str, worker_id: str, engine: Engine, clock: Clock, busy: Callable[[], bool]
+    ) -> None:
+        self._pool = pool
+        self._worker_id = worker_id
+        self._engine = engine
+        self._clock = clock
+        self._busy = busy
+        self._lease: HostLease | None = None
+        self._burst: asyncio.Task[float] | None = None
+        self._release = asyncio.Event()
+        self._last_paused_s = 0.0
+        self._resumed_at = clock.monotonic()
+
+    async def ask(self, request: LeaseHost) -> LeaseAnswer:
+        """Grants a burst, or ends the one that runs."""
+        if request.release:
+            return await self._end()
+        if self._lease is not None and self._burst is not None and self._lease.lease_id != request.lease_id:
+            return LeaseAnswer(granted=False, reason=f"lease {self._lease.lease_id} has the host")
+        await self._end()
+        await self._breathe()
+        if self._lease is None or self._lease.lease_id != request.lease_id:
+            self._lease = HostLease(request.lease_id)
+        self._release.clear()
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._burst = asyncio.create_task(self._run_burst(self._lease, request.burst_s, granted))
+        await granted
+        return LeaseAnswer(granted=True, paused_s=self._last_paused_s)
+
+    async def watch(self, bus: Bus) -> None:
+        """Runs until cancelled: reports a lease when no burst has come for a while."""
+        while True:
+            await self._clock.sleep(_ENDS_AFTER_S / 3)
+            silent = self._clock.monotonic() - self._resumed_at > _ENDS_AFTER_S
+            if self._lease is not None and self._burst is None and silent:
+                lease, self._lease = self._lease, None
+                await self._tell(bus, lease)
+
+    async def close(self) -> None:
+        """Ends a burst that runs: a worker that drains needs its engine."""
+        await self._end()
+
+    async def _end(self) -> LeaseAnswer:
+        if self._burst is not None:
+            self._release.set()
+            await asyncio.shield(self._burst)
+        return LeaseAnswer(granted=False, reason="released", paused_s=self._last_paused_s)
+
+    async def _breathe(self) -> None:
+        """Between two bursts requests get as long as the burst took, where there are any."""
+        since = self._clock.monotonic() - self._resumed_at
+        if self._busy() and since < self._last_paused_s:
+            await self._clock.sleep(self._last_paused_s - since)
+
+    async def _run_burst(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[None]") -> float:
+        began = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(burst_s):
+                await self._engine.pause()
+                granted.set_result(None)
+                await self._release.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await self._resume()
+            self._resumed_at = self._clock.monotonic()
+            self._last_paused_s = self._resumed_at - began
+            lease.ended(self._last_paused_s)
+            self._burst = None
+            if not granted.done():
+                granted.set_result(None)
+        return self._last_paused_s
+
+    async def _resume(self) -> None:
+        while True:
+            try:
+                await self._engine.resume()
+            except (RuntimeError, OSError) as error:
+                if not self._engine.alive:
+                    return
+                _log.error("the engine does not resume, trying again: %s", error)
+                await asyncio.sleep(_RESUME_RETRY_S)
+            else:
+                return
+
+    async def _tell(self, bus: Bus, lease: HostLease) -> None:
+        try:
+            await bus.publish(
+                HostLeased(
+                    pool=self._pool,
+                    worker_id=self._worker_id,
+                    lease_id=lease.lease_id,
+                    bursts=lease.bursts,
+                    stolen_s=lease.stolen_s,
+                )
+            )
+        except BusError as error:
+            _log.warning(
+                "lease %s took %.3f s and nobody was told: %s", lease.lease_id, lease.stolen_s, error
+            )

@@ -1,0 +1,156 @@
+"""From a revision to slots that serve it: fetched, verified, tested beside the engine, engaged, read back."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.selftest_case import SelfTest
+from polymorph.events.values import KernelBinding, Revision
+from polymorph.kernels.isa import Isa
+from polymorph.kernels.schema import SignedManifest
+from polymorph.kernels.signing import Trust
+from polymorph.worker.adapters import selftest
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.domain.admission import Refused, admit_kernel
+from polymorph.worker.domain.counters import Counters
+from polymorph.worker.domain.rows import exercise_sizes, test_rows
+
+_log = logging.getLogger(__name__)
+_CAPTURE_S = 1.0
+_CAPTURE_EVERY = 7
+_CAPTURE_CALLS = 4
+_TRAFFIC_S = 0.5
+
+
+class Artifacts(Protocol):
+    """Where signed manifests and libraries come from."""
+
+    async def manifest(self, digest: str) -> SignedManifest: ...
+
+    async def library(self, digest: str) -> Path: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A revision that the slots serve."""
+
+    revision: Revision
+    bindings: tuple[SlotBinding, ...]
+    served_calls: int
+    paused_s: float
+
+
+@dataclass
+class Loader:
+    """Loads revisions into one engine. Raises `Refused`, and then the engine runs what it ran before."""
+
+    engine: Engine
+    artifacts: Artifacts
+    trust: Trust
+    hardware: str
+    isa: Isa
+    scratch: Path
+    tested: set[tuple[str, str, int, int]] = field(default_factory=set)
+
+    async def load(self, revision: Revision, quarantined: set[str], before: Sequence[SlotBinding]) -> Loaded:
+        """Engages `revision`; where its kernels then do not serve, engages `before` again."""
+        bindings = [await self._prepared(kernel, quarantined) for kernel in revision.kernels]
+        counted = await self.engine.counters()
+        paused_s = await self.engine.engage(bindings)
+        try:
+            served = await self._read_back(bindings, counted)
+        except Refused:
+            await self.engine.engage(before)
+            raise
+        return Loaded(revision, tuple(bindings), served, paused_s)
+
+    async def _prepared(self, kernel: KernelBinding, quarantined: set[str]) -> SlotBinding:
+        signed = await self.artifacts.manifest(kernel.manifest)
+        manifest = admit_kernel(
+            kernel, signed, self.trust, hardware=self.hardware, isa=self.isa, quarantined=quarantined
+        )
+        path = await self.artifacts.library(kernel.artifact)
+        binding = SlotBinding(
+            definition=kernel.definition,
+            min_m=kernel.min_m,
+            max_m=kernel.max_m,
+            path=str(path),
+            artifact=kernel.artifact,
+            layout=manifest.layout,
+        )
+        await self._test(binding, str(kernel.numerics))
+        return binding
+
+    async def _test(self, binding: SlotBinding, numerics: str) -> None:
+        key = (binding.artifact, binding.definition, binding.min_m, binding.max_m)
+        if key in self.tested:
+            return
+        folder = self.scratch / binding.artifact
+        try:
+            calls = await self._captured(binding, folder)
+            await selftest.check(
+                SelfTest(
+                    definition=binding.definition,
+                    library=binding.path,
+                    numerics=numerics,
+                    calls=tuple(call["path"] for call in calls),
+                    weight=calls[0]["weight"],
+                    rows=test_rows(binding.min_m, binding.max_m),
+                )
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # activations are kept no longer than they are needed
+        self.tested.add(key)
+
+    async def _captured(self, binding: SlotBinding, folder: Path) -> list[dict[str, str]]:
+        """Calls of the live traffic where there is any with such an M, else of our own requests, else of any M."""
+        await self._capture(binding, binding.min_m, binding.max_m)
+        await asyncio.sleep(_CAPTURE_S)
+        calls = await self.engine.captured(folder)
+        for low, high in ((binding.min_m, binding.max_m), (1, 1 << 30)):
+            if calls:
+                break
+            await self._capture(binding, low, high)
+            await self.engine.exercise(exercise_sizes(low, high)[0])
+            calls = await self.engine.captured(folder)
+        if not calls:
+            raise Refused(f"no call of {binding.definition} could be captured to test the kernel on")
+        return calls
+
+    async def _capture(self, binding: SlotBinding, low: int, high: int) -> None:
+        await self.engine.capture(binding.definition, _CAPTURE_CALLS, _CAPTURE_EVERY, low, high)
+
+    async def _read_back(self, bindings: Sequence[SlotBinding], before: Counters) -> int:
+        """Calls that the new kernels served: a promotion that is acknowledged and never runs is the classic failure."""
+        if not bindings:
+            return 0
+        await asyncio.sleep(_TRAFFIC_S)
+        since = (await self.engine.counters()).since(before)
+        for binding in bindings:
+            for size in exercise_sizes(binding.min_m, binding.max_m):
+                if since.served.get(binding.artifact, 0) == 0:
+                    await self.engine.exercise(size)
+                    since = (await self.engine.counters()).since(before)
+        _raise_for_silence(bindings, since)
+        return sum(since.served.get(artifact, 0) for artifact in {each.artifact for each in bindings})
+
+
+def _raise_for_silence(bindings: Sequence[SlotBinding], since: Counters) -> None:
+    failing = {each.artifact for each in bindings if since.errors.get(each.artifact, 0)}
+    if failing:
+        raise Refused(f"{', '.join(digest[:12] for digest in sorted(failing))} gave errors while serving")
+    silent = [each for each in bindings if since.served.get(each.artifact, 0) == 0]
+    if len(silent) == len(bindings):
+        raise Refused("the slots were engaged and no call was served by the new kernels")
+    for binding in silent:
+        _log.info(
+            "%s for M from %d to %d is engaged and has served nothing yet",
+            binding.definition,
+            binding.min_m,
+            binding.max_m,
+        )

@@ -1,0 +1,76 @@
+"""Settings of a worker: section `worker`, variables `POLYMORPH_WORKER_<FIELD>`."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from polymorph.config.settings import ServiceSettings
+from polymorph.engine.launch import EngineLaunch
+from polymorph.events.subjects import is_token, pool_id
+
+
+class WorkerSettings(ServiceSettings):
+    """One engine and what it serves. Times in seconds, memory in GiB or MiB."""
+
+    model_config = SettingsConfigDict(env_prefix="POLYMORPH_WORKER_")
+
+    worker_id: str = Field(default="worker-0", pattern=r"^[A-Za-z0-9_-]+$")
+    host: str = "127.0.0.1"
+    port: int = Field(default=8100, ge=1, le=65535)
+    advertise_url: str | None = Field(default=None, description="where others reach us; from host and port")
+    model: Path = Field(description="a folder that vLLM serves")
+    served_model_name: str | None = Field(
+        default=None, description="what clients call the model; the folder's name"
+    )
+    pool: str | None = Field(default=None, description="from the served name")
+    dtype: str = Field(
+        default="auto", description="bfloat16 where the processor computes in it, else float32"
+    )
+    max_model_len: int | None = Field(default=None, ge=16)
+    max_num_seqs: int = Field(default=32, ge=1)
+    kv_gib: int = Field(default=1, ge=1)
+    threads: int = Field(default=0, ge=0, description="0 binds every core that this process may use")
+    enforce_eager: bool = Field(default=False, description="no compilation: quick to start, slow to serve")
+    slots: str = Field(default="linear", description="comma-separated: linear, rms_norm; empty for none")
+    kept_weights_mib: int = Field(default=4096, ge=0)
+    packed_weights_mib: int = Field(default=4096, ge=0)
+    trust_file: Path | None = Field(
+        default=None, description="public keys of evaluators and promoters; without it nothing is loaded"
+    )
+    drain_timeout_s: float = Field(default=60.0, ge=0)
+
+    def served_name(self) -> str:
+        return self.served_model_name or self.model.resolve().name
+
+    def pool_name(self) -> str:
+        """The pool's id.
+
+        Raises:
+            ValueError: a pool that cannot stand in a subject.
+        """
+        name = self.pool or pool_id(self.served_name())
+        if not is_token(name):
+            raise ValueError(f"pool {name!r}: use only A-Z a-z 0-9 _ and -")
+        return name
+
+    def url(self) -> str:
+        return (self.advertise_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+    def slot_names(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.slots.split(",") if name.strip())
+
+    def launch(self) -> EngineLaunch:
+        return EngineLaunch(
+            model=self.model,
+            dtype=self.dtype,
+            served_model_name=self.served_name(),
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            kv_gib=self.kv_gib,
+            threads=self.threads,
+            enforce_eager=self.enforce_eager,
+            slots=self.slot_names(),
+            kept_weights_mib=self.kept_weights_mib,
+            packed_weights_mib=self.packed_weights_mib,
+        )
