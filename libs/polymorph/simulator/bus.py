@@ -1,5 +1,6 @@
 """A bus with faults around it, and a journal of what came through."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
@@ -19,6 +20,7 @@ from polymorph.bus.port import (
 from polymorph.events.base import Command, Event, Message, Telemetry
 from polymorph.events.requests import Request
 from polymorph.events.state import DesiredState
+from polymorph.simulator.faults import Crashed
 from polymorph.simulator.journal import Journal
 
 
@@ -60,13 +62,22 @@ class FaultyBus:
         return await self._inner.listen(subject, handler)
 
     async def consume(self, consumption: Consumption, handler: Handler) -> None:
-        async def repeated(delivery: Delivery) -> None:
-            await self._faults.pause("deliver before")
-            await handler(delivery)
-            if self._faults.duplicates():
-                await handler(delivery)
+        deaths: list[Crashed] = []
 
-        await self._inner.consume(consumption, repeated)
+        async def fragile(delivery: Delivery) -> None:
+            try:
+                await self._faults.pause("deliver before")
+                await handler(delivery)
+                if self._faults.duplicates():
+                    await handler(delivery)
+            except Crashed as death:
+                # A dead process acknowledges nothing: to the inner bus it looks cancelled.
+                deaths.append(death)
+                raise asyncio.CancelledError from death
+
+        await self._inner.consume(consumption, fragile)
+        if deaths:
+            raise deaths[0]
 
     async def request(self, request: Request, *, timeout_s: float) -> bytes:
         return await self._inner.request(request, timeout_s=timeout_s)

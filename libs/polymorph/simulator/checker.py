@@ -70,9 +70,11 @@ def record_disagrees(states: Sequence[DesiredState], steps: Iterable[StepRow]) -
             yield f"{step.pool}: generation {step.generation} is {step.status} in the record and was {told}"
         if state is not None and state != DesiredState.model_validate(step.target):
             yield f"{step.pool}: generation {step.generation} was shown other than recorded"
-    for generation in shown:
-        if generation > 0:
-            yield f"generation {generation} was shown without an intent in the record"
+        elif step.status == StepStatus.INTENT:
+            yield f"{step.pool}: generation {step.generation} is still an intent"
+    for state in shown.values():
+        if state.generation > 0:
+            yield f"{state.pool}: generation {state.generation} was shown without an intent in the record"
 
 
 def double_winners(steps: Iterable[StepRow]) -> Iterator[str]:
