@@ -3,6 +3,7 @@
 References keep the dtype they are given, so the evaluator gets a float64 reference by passing float64 tensors.
 """
 
+import re
 from typing import Literal
 
 from polymorph.kernels.schema import Axis, Definition, DefinitionExtension, TensorSpec
@@ -11,6 +12,10 @@ Dtype = Literal["float32", "bfloat16"]
 
 SHORT: dict[str, str] = {"float32": "f32", "bfloat16": "bf16"}
 ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+
+_NAME = re.compile(
+    r"(?:gemm_n(?P<n>\d+)_k(?P<k>\d+)|(?P<fused>fused_add_)?rms_norm_h(?P<h>\d+))_(?P<dtype>f32|bf16)"
+)
 
 _LINEAR = """\
 import torch
@@ -119,6 +124,24 @@ def fused_add_rms_norm_definition(h: int, dtype: Dtype) -> Definition:
             output_aliases={"y": "x", "residual_out": "residual"},
         ),
     )
+
+
+def definition_named(name: str) -> Definition:
+    """The definition that one of our names tells, for example `gemm_n960_k576_f32` or `rms_norm_h576_bf16`.
+
+    Raises:
+        ValueError: it is no name of ours.
+    """
+    matched = _NAME.fullmatch(name)
+    if matched is None:
+        raise ValueError(
+            f"{name!r} names no operation: gemm_n<N>_k<K>_<dtype> or [fused_add_]rms_norm_h<H>_<dtype>"
+        )
+    dtype: Dtype = "float32" if matched["dtype"] == "f32" else "bfloat16"
+    if matched["n"]:
+        return linear_definition(int(matched["n"]), int(matched["k"]), dtype)
+    make = fused_add_rms_norm_definition if matched["fused"] else rms_norm_definition
+    return make(int(matched["h"]), dtype)
 
 
 def _const(axis: str, value: int) -> Axis:

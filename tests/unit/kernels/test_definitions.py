@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polymorph.kernels.definitions import (
+    definition_named,
     fused_add_rms_norm_definition,
     linear_definition,
     rms_norm_definition,
@@ -60,6 +61,17 @@ def test_definitions_survive_json() -> None:
         again = Definition.model_validate_json(definition.canonical())
         assert again == definition
         assert again.digest() == definition.digest()
+
+
+def test_a_name_tells_its_definition() -> None:
+    for definition in (
+        linear_definition(960, 576, "float32"),
+        rms_norm_definition(576, "bfloat16"),
+        fused_add_rms_norm_definition(576, "float32"),
+    ):
+        assert definition_named(definition.name) == definition
+    with pytest.raises(ValueError, match="names no operation"):
+        definition_named("attention_h8")
 
 
 def test_bad_axes_and_dtypes_are_named() -> None:

@@ -1,0 +1,1 @@
+"""C++ templates of the pattern agent, kept as package data."""
