@@ -1,12 +1,16 @@
 """Transactions on SQLite (embedded) and PostgreSQL (compose): one function, one transaction."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, event, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session as PlainSession
 from sqlmodel import Session
+
+from polymorph.bus.errors import Retryable
 
 T = TypeVar("T")
 Work = Callable[[Session], T]
@@ -16,8 +20,12 @@ _DRIVERS = frozenset({"sqlite+aiosqlite", "postgresql+asyncpg"})
 _READ_ONLY = "polymorph_read_only"
 
 
+class DatabaseUnavailable(Retryable):
+    """The database does not answer, or somebody held it too long."""
+
+
 class Database(Protocol):
-    """Runs work in a transaction: all of it is kept, or none."""
+    """Runs work in a transaction: all of it is kept, or none. Raises `DatabaseUnavailable`."""
 
     async def write(self, work: Work[T]) -> T: ...
 
@@ -37,10 +45,18 @@ class SqlDatabase:
         return self._engine
 
     async def write(self, work: Work[T]) -> T:
+        with _told_as_unavailable():
+            return await self._write(work)
+
+    async def read(self, work: Work[T]) -> T:
+        with _told_as_unavailable():
+            return await self._read(work)
+
+    async def _write(self, work: Work[T]) -> T:
         async with self._session() as session, session.begin():
             return await session.run_sync(cast("Callable[[PlainSession], T]", work))
 
-    async def read(self, work: Work[T]) -> T:
+    async def _read(self, work: Work[T]) -> T:
         async with self._session() as session:
             await session.connection(execution_options={_READ_ONLY: True})
             return await session.run_sync(cast("Callable[[PlainSession], T]", work))
@@ -50,6 +66,20 @@ class SqlDatabase:
 
     def _session(self) -> AsyncSession:
         return AsyncSession(self._engine, sync_session_class=Session, expire_on_commit=False)
+
+
+@contextlib.contextmanager
+def _told_as_unavailable() -> Iterator[None]:
+    """What may be gone by the next attempt becomes `DatabaseUnavailable`; a fault of ours stays what it is."""
+    try:
+        yield
+    except OSError as error:
+        raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+    except DBAPIError as error:
+        busy = isinstance(error, OperationalError) and "locked" in str(error.orig)
+        if busy or error.connection_invalidated:
+            raise DatabaseUnavailable(f"the database does not answer: {error.orig}") from error
+        raise
 
 
 def create_engine(url: str) -> AsyncEngine:
@@ -63,7 +93,7 @@ def create_engine(url: str) -> AsyncEngine:
         raise ValueError(
             f"{driver} is not supported: use sqlite+aiosqlite:///PATH or postgresql+asyncpg://..."
         )
-    engine = create_async_engine(url)
+    engine = create_async_engine(url, pool_pre_ping=driver.startswith("postgresql"))
     if engine.dialect.name == "sqlite":
         prepare_sqlite(engine.sync_engine)
     return engine

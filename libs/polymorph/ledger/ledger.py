@@ -92,9 +92,6 @@ class Ledger:
         """Enters a promotion that does not begin now, or puts a held one anew."""
         await self._write(lambda s, now: promotions.put_promotion(s, proposed, now))
 
-    async def set_phase(self, promotion_id: str, phase: str, reason: str) -> None:
-        await self._write(lambda s, now: promotions.set_phase(s, promotion_id, phase, reason, now))
-
     async def open_step(
         self,
         pool: str,

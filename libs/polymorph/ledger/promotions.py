@@ -88,14 +88,6 @@ def put_promotion(session: Session, proposed: Proposed, now: dt.datetime) -> Non
     session.flush()
 
 
-def set_phase(session: Session, promotion_id: str, phase: str, reason: str, now: dt.datetime) -> None:
-    """Raises LookupError where the promotion is not in the record."""
-    row = session.get(PromotionRow, promotion_id)
-    if row is None:
-        raise LookupError(f"promotion {promotion_id!r} is not in the record")
-    row.phase, row.reason, row.updated_at = phase, reason, now
-
-
 def open_step(
     session: Session, pool: str, base_generation: int, plan: Callable[[int], StepPlan], now: dt.datetime
 ) -> StepRow:
@@ -210,8 +202,9 @@ def _confirm(session: Session, step: StepRow, *, source: str, now: dt.datetime) 
             _keep_revision(session, step.pool, content, now)
     for promotion_id, phase in step.phases.items():
         # A record made anew under a living pool does not know the promotion that it ends.
-        if session.get(PromotionRow, promotion_id) is not None:
-            set_phase(session, promotion_id, phase, step.reason, now)
+        row = session.get(PromotionRow, promotion_id)
+        if row is not None:
+            row.phase, row.reason, row.updated_at = phase, step.reason, now
     for message in step.messages:
         fact = messages.decode(message["type"], message["data"])
         messages.enqueue(session, fact, source=source, now=now)

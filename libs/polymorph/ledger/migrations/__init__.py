@@ -4,9 +4,12 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from polymorph.ledger.database import create_engine
+
+_LOCK = 0x706F6C79
+"""The advisory lock of migrations: "poly" in ASCII."""
 
 
 async def upgrade(url: str, revision: str = "head") -> None:
@@ -20,6 +23,9 @@ async def upgrade(url: str, revision: str = "head") -> None:
 
 
 def upgrade_connection(connection: Connection, revision: str = "head") -> None:
+    """One at a time: services that start together find the tables made by the first."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     command.upgrade(_config(connection), revision)
 
 

@@ -8,10 +8,10 @@ from polymorph.compiler.adapters.promoter import Promoter
 from polymorph.compiler.adapters.promotion_change import Change, as_step
 from polymorph.compiler.adapters.promotion_controls import Controls
 from polymorph.compiler.domain.promotion import guards as guarding
-from polymorph.compiler.domain.promotion.moves import Action, Move
+from polymorph.compiler.domain.promotion.moves import Action
 from polymorph.compiler.domain.promotion.phases import Phase
-from polymorph.compiler.domain.promotion.retreat import NO_CANDIDATE
-from polymorph.compiler.domain.promotion.revisions import artifacts, without
+from polymorph.compiler.domain.promotion.retreat import restore
+from polymorph.compiler.domain.promotion.revisions import artifacts
 from polymorph.config.clock import Clock
 from polymorph.events.state import DesiredState
 from polymorph.ledger.promotions import GivenUp
@@ -96,17 +96,9 @@ class Reconciler:
         last = await self._ledger.last_confirmed(pool)
         if last is None:
             return
-        state = DesiredState.model_validate(last.target)
+        lost = DesiredState.model_validate(last.target)
         guards = await self._keys.guards(pool)
-        lost = state.model_copy(update={"stable": without(state.stable, guards.quarantined)})
-        if artifacts(state.candidate) & guards.quarantined:
-            lost = lost.model_copy(update=NO_CANDIDATE)
-
-        def restored(generation: int) -> Move:
-            desired = lost.model_copy(update={"generation": generation})
-            return Move(Action.RESTORE, desired, "key-value had lost the pool")
-
         step = await self._ledger.open_step(
-            pool, state.generation, lambda generation: as_step(state, restored(generation))
+            pool, lost.generation, lambda generation: as_step(lost, restore(lost, guards, generation))
         )
         await self._change.commit.carry_out(step)

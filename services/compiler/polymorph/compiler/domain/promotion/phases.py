@@ -20,9 +20,6 @@ class Phase(StrEnum):
     SUPERSEDED = "superseded"
 
 
-UNDER_WAY = frozenset({Phase.SHADOW, Phase.CANARY})
-ENDED = frozenset({Phase.ROLLED_BACK, Phase.ABORTED, Phase.SUPERSEDED})
-
 _WAYS: dict[Phase, frozenset[Phase]] = {
     Phase.INTENT: frozenset(Phase) - {Phase.INTENT, Phase.ROLLED_BACK},
     Phase.HELD: frozenset({Phase.INTENT, Phase.ABORTED, Phase.SUPERSEDED}),

@@ -9,7 +9,7 @@ from polymorph.compiler.domain.promotion.stages import next_generation, taken_ba
 from polymorph.events.state import DesiredState, Mode, Stage
 from polymorph.events.values import Revision
 
-NO_CANDIDATE = {
+_NO_CANDIDATE = {
     "candidate": None,
     "stage": Stage.NONE,
     "share": 0.0,
@@ -74,13 +74,23 @@ def change_mode(current: DesiredState, mode: Mode, guards: Guards, generation: i
     return Move(Action.CHANGE_MODE, desired, reason)
 
 
+def restore(lost: DesiredState, guards: Guards, generation: int) -> Move:
+    """What was confirmed last, under a new generation and without what came into quarantine since."""
+    next_generation(lost, generation)
+    reason = "key-value had lost the pool"
+    if (artifacts(lost.stable) | artifacts(lost.candidate)) & guards.quarantined:
+        stable = without(lost.stable, guards.quarantined)
+        return _take_back(lost, stable, reason, generation, Action.RESTORE)
+    return Move(Action.RESTORE, lost.model_copy(update={"generation": generation}), reason)
+
+
 def _forbidden(current: DesiredState, guards: Guards, *, operator: bool) -> Stay | None:
     forbidden = None if operator else guarding.hindrance(current, guards)
     return None if forbidden is None else Stay(*forbidden)
 
 
 def _take_back(current: DesiredState, stable: Revision, reason: str, generation: int, action: Action) -> Move:
-    desired = current.model_copy(update={**NO_CANDIDATE, "stable": stable, "generation": generation})
+    desired = current.model_copy(update={**_NO_CANDIDATE, "stable": stable, "generation": generation})
     gone = current.candidate or current.stable
     event = taken_back(current, gone, stable, generation, reason)
     phases = {current.promotion_id: Phase.ROLLED_BACK} if current.promotion_id else {}
