@@ -154,6 +154,12 @@ async def run() -> AsyncIterator[Callable[..., "asyncio.Task[None]"]]:
     yield start
     for task in tasks:
         task.cancel()
-    for end in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(end, Exception):
-            raise end
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=10)
+        if left:
+            for t in asyncio.all_tasks():
+                t.print_stack()
+        assert not left, f"these do not end when cancelled: {left}"
+    for task in tasks:
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception()

@@ -181,13 +181,17 @@ async def test_the_last_attempt_goes_to_the_dead_letters(world, run):
     [
         (b"\xff not json", "no CloudEvents"),
         (
-            b'{"specversion":"1.0","id":"1","source":"/x","type":"polymorph.evt.worker.sang.v1","subject":"p",'
-            b'"time":"2026-11-01T00:00:00Z","datacontenttype":"application/json","data":{}}',
+            (
+                b'{"specversion":"1.0","id":"1","source":"/x","type":"polymorph.evt.worker.sang.v1","subject":"p",'
+                b'"time":"2026-11-01T00:00:00Z","datacontenttype":"application/json","data":{}}'
+            ),
             "polymorph.evt.worker.sang.v1",
         ),
         (
-            b'{"specversion":"1.0","id":"1","source":"/x","type":"polymorph.evt.worker.refused.v1","subject":"p",'
-            b'"time":"2026-11-01T00:00:00Z","datacontenttype":"application/json","data":{"pool":"p"}}',
+            (
+                b'{"specversion":"1.0","id":"1","source":"/x","type":"polymorph.evt.worker.refused.v1","subject":"p",'
+                b'"time":"2026-11-01T00:00:00Z","datacontenttype":"application/json","data":{"pool":"p"}}'
+            ),
             "worker_id",
         ),
     ],

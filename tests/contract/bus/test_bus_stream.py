@@ -53,8 +53,9 @@ async def test_only_new_ones_without_a_position(world, run):
     told: list[StreamRecord | Gap] = []
 
     async def follow() -> None:
+        nonlocal told
         async for record in bus.events():
-            told.append(record)
+            told += [record]
 
     run(follow())
     await asyncio.sleep(0.3)
@@ -129,8 +130,9 @@ async def test_following_survives_a_restart(world, run):
     told: list[StreamRecord | Gap] = []
 
     async def follow() -> None:
+        nonlocal told
         async for record in bus.events(after="0-0"):
-            told.append(record)
+            told += [record]
 
     await bus.publish(refused("before"))
     run(follow())

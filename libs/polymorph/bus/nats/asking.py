@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from polymorph.bus.errors import Unavailable
-from polymorph.bus.nats.connection import Connection, told_as_bus_errors
+from polymorph.bus.nats.connection import Cancellation, Connection, told_as_bus_errors
 from polymorph.bus.nats.tracing import continued, traced
 from polymorph.bus.port import Responder
 from polymorph.events.requests import Request
@@ -31,7 +31,9 @@ class Asking:
         with told_as_bus_errors(f"ask {where}"):
             body = request.model_dump_json().encode()
             headers = traced({}) or None
+            cancellation = Cancellation()
             answer = await self._connection.client.request(where, body, timeout=timeout_s, headers=headers)
+            cancellation.heed()
             return answer.data
 
     @contextlib.asynccontextmanager

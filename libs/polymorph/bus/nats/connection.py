@@ -41,6 +41,26 @@ def told_as_bus_errors(what: str) -> Iterator[None]:
         raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
 
 
+class Cancellation:
+    """Raises the cancellation that `asyncio.wait_for`, which the client uses, loses before Python 3.12.
+
+    It returns a result that came in the same turn as the cancellation, and the task runs on as if nobody had asked.
+    Cancellations from before do not count: cleaning up after one must be able to call.
+    """
+
+    def __init__(self) -> None:
+        self._before = _cancellations()
+
+    def heed(self) -> None:
+        if _cancellations() > self._before:
+            raise asyncio.CancelledError
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
 class Connection:
     """A NATS connection with its JetStream context, the time a call may take, and word of reconnects."""
 
@@ -143,14 +163,18 @@ class Connection:
         """Repeats `call(seconds left)` while nobody answers, which is certain to have done nothing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.timeout_s
+        cancellation = Cancellation()
         with told_as_bus_errors(what):
             while True:
                 try:
-                    return await call(max(0.05, deadline - loop.time()))
+                    answer = await call(max(0.05, deadline - loop.time()))
                 except NOBODY:
                     if loop.time() + RETRY_WAIT_S >= deadline:
                         raise
                     await asyncio.sleep(RETRY_WAIT_S)
+                else:
+                    cancellation.heed()
+                    return answer
 
     async def store(self, subject: str, body: bytes, headers: dict[str, str] | None = None) -> int:
         """Has JetStream keep a message; returns its sequence. Raises the client's `APIError` where it is refused."""
@@ -164,10 +188,13 @@ class Connection:
         return await self.until_answered(f"publish {subject}", call)
 
     async def close(self) -> None:
-        """Drains where the server is there, and disconnects."""
+        """Sends what is still to be sent where the server is there, and disconnects.
+
+        Not the client's own drain: it waits for messages that nobody will take any more.
+        """
         self._closing = True
         with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
             if self.client.is_connected:
-                await asyncio.wait_for(self.client.drain(), self.timeout_s)
+                await self.client.flush(timeout=1)
         with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
             await self.client.close()

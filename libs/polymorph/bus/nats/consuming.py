@@ -11,7 +11,7 @@ from nats.js import errors as js_errors
 
 from polymorph.bus import topology
 from polymorph.bus.errors import Fatal, Unavailable
-from polymorph.bus.nats.connection import Connection
+from polymorph.bus.nats.connection import Cancellation, Connection
 from polymorph.bus.nats.letters import DeadLetters
 from polymorph.bus.nats.tracing import continued
 from polymorph.bus.outcome import Outcome, attempt_message, backoff
@@ -50,21 +50,23 @@ class Consumer:
                 raise end
 
     async def _pull(self) -> None:
+        cancellation = Cancellation()
         while True:
             self._connection.check()
             try:
-                await self._bound_pull()
+                await self._bound_pull(cancellation)
             except (nats.errors.Error, Unavailable, TimeoutError, OSError) as error:
                 log.info("%s: pulls anew after %r", self._consumption.durable, error)
                 await asyncio.sleep(REBIND_WAIT_S)
 
-    async def _bound_pull(self) -> None:
+    async def _bound_pull(self, cancellation: Cancellation) -> None:
         await self._ensure_durable()
         jetstream = self._connection.jetstream
         durable = self._consumption.durable
         pulled = await jetstream.pull_subscribe_bind(durable, stream=self._stream)
         try:
             while True:
+                cancellation.heed()
                 msg = await _next(pulled)
                 if msg is not None:
                     await self._take(msg)

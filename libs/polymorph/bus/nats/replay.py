@@ -62,7 +62,8 @@ class Replay:
 
     async def _wait(self) -> None:
         try:
-            await asyncio.wait_for(self._woken.wait(), IDLE_LOOK_S)
+            async with asyncio.timeout(IDLE_LOOK_S):
+                await self._woken.wait()
         except TimeoutError:
             log.debug("events: nothing new")
 

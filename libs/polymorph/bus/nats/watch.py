@@ -67,7 +67,8 @@ class Watch:
     async def _next(self, within_s: float) -> KeyValue | None:
         """The next change; None where it is time to list again."""
         try:
-            return await asyncio.wait_for(self._news.get(), max(0.0, within_s))
+            async with asyncio.timeout(max(0.0, within_s)):
+                return await self._news.get()
         except TimeoutError:
             return None
 
