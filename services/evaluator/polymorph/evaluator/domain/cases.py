@@ -8,10 +8,11 @@ import numpy.typing as npt
 
 from polymorph.evaluator.domain.number import Floats, exact_in_bfloat16
 from polymorph.evaluator.domain.operation import Operation
+from polymorph.kernels.buckets import UPPER_BOUNDS
 
 # Work and rows of the largest call that is tried; what was not tried is not signed.
-_MOST_FLOPS = 2e10
-_MOST_ROWS = 2048
+_MOST_FLOPS = 5e10
+_MOST_ROWS = 8192
 Indices = npt.NDArray[np.int64]
 _MOST_WEIGHTS = 2.5e6
 _MOST_PRODUCTS = 3e8
@@ -35,9 +36,11 @@ class Case:
 
 
 def largest_tried(op: Operation, max_m: int) -> int:
-    """The largest M of the range that is tried, hence the largest that may be signed."""
-    per_row = op.flops(1)
-    return max(1, min(max_m, _MOST_ROWS, int(_MOST_FLOPS / per_row)))
+    """The largest M of the range that is tried, hence the largest that may be signed: `max_m`, or a bucket's end."""
+    affordable = min(_MOST_ROWS, int(_MOST_FLOPS / op.flops(1)))
+    if max_m <= affordable:
+        return max_m
+    return max(upper for upper in UPPER_BOUNDS if upper <= max(1, affordable))
 
 
 def plan(op: Operation, min_m: int, max_m: int, typical: int, rng: np.random.Generator) -> list[Case]:

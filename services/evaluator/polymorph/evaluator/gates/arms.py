@@ -55,7 +55,7 @@ class Batch:
 class Arms:
     """Prepares one process and times batches in it. The clock and all contents are the evaluator's."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self, process: Process, op: Operation, weights: Weights, m: int, slots: int, bank: Array
     ) -> None:
         self._process, self._op, self._weights = process, op, weights

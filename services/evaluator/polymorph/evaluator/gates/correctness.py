@@ -52,6 +52,10 @@ class Correctness:
     def examine(self, subject: Subject, library: bytes) -> Outcome:
         rng = np.random.default_rng(subject.seed)
         op = subject.operation
+        most = largest_tried(op, subject.max_m)
+        if most < subject.max_m:
+            narrower = f"M up to {subject.max_m} is more than is tried here: ask for a range up to {most}"
+            return failed(_GATE, TraceStatus.INVALID_REFERENCE, narrower, largest_m=most)
         weight = weights(op, rng)
         prepared = _prepare(subject, weight, rng)
         try:
@@ -84,7 +88,7 @@ class Correctness:
                     found[item.case.name] = call.run("native", weights=WEIGHTS)
         return found
 
-    def _candidate(  # noqa: PLR0917
+    def _candidate(
         self,
         subject: Subject,
         library: bytes,

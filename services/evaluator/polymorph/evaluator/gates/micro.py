@@ -125,7 +125,7 @@ class Micro:
 class _Bench:
     """One measurement: the same weights and sizes in every process."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self, lane: Lane, design: Design, cache_bytes: int, subject: Subject, library: bytes, host: Host
     ) -> None:
         self._lane, self._design, self._subject, self._library = lane, design, subject, library
@@ -288,7 +288,7 @@ class _Bench:
         return max(1, min(wanted, by_bank, by_output))
 
 
-def _judge(  # noqa: PLR0917
+def _judge(
     bench: _Bench,
     found: _Findings,
     ratio: Ratio,

@@ -8,7 +8,7 @@ from polymorph.evaluator.adapters.sandbox.lane import Lane
 from polymorph.evaluator.domain.roofline import Peaks
 
 _BYTES = 128 << 20
-_ROUNDS = 1 << 20
+_ROUNDS = 1 << 21
 _TRIES = 5
 
 

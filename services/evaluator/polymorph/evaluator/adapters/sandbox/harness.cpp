@@ -119,21 +119,28 @@ double hx_read(const float *data, int64_t bytes, int threads) {
   return sum;
 }
 
-// `rounds` x 6 x 16 fused multiply-adds a thread: what arithmetic gives at most. Returns multiply-adds done.
+// `rounds` x 10 vectors of fused multiply-adds a thread: what arithmetic gives at most. Returns multiply-adds done.
 double hx_multiply_add(int64_t rounds, int threads, float factor) {
+#if defined(__AVX512F__)
+  constexpr int kLanes = 16;
+#elif defined(__AVX__)
+  constexpr int kLanes = 8;
+#else
+  constexpr int kLanes = 4;
+#endif
+  typedef float lanes __attribute__((vector_size(kLanes * 4)));
   float total = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : total)
   {
-    typedef float lane16 __attribute__((vector_size(64)));
-    lane16 a[6];
-    for (int i = 0; i < 6; ++i) a[i] = lane16{} + static_cast<float>(i);
-    const lane16 f = lane16{} + factor;
+    lanes a[10];
+    for (int i = 0; i < 10; ++i) a[i] = lanes{} + static_cast<float>(i);
+    const lanes f = lanes{} + factor;
     for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 6
-      for (int i = 0; i < 6; ++i) a[i] = a[i] * f + f;
+#pragma GCC unroll 10
+      for (int i = 0; i < 10; ++i) a[i] = a[i] * f + f;
     }
-    for (int i = 0; i < 6; ++i) total += a[i][0];
+    for (int i = 0; i < 10; ++i) total += a[i][0];
   }
-  return total == 12345.0f ? 0 : static_cast<double>(rounds) * 6 * 16 * threads;
+  return total == 12345.0f ? 0 : static_cast<double>(rounds) * 10 * kLanes * threads;
 }
 }

@@ -1,0 +1,172 @@
+"""From an order to its one event: fetch, evaluate, keep the evidence, sign what passed, tell."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from polymorph.bus.errors import BusError, Corrupt, NotFound, Poison, Retryable
+from polymorph.bus.port import Bus, Delivery
+from polymorph.evaluator.adapters.records import Records
+from polymorph.evaluator.domain.operation import operation
+from polymorph.evaluator.domain.outcome import Outcome, failed
+from polymorph.evaluator.gates.pipeline import Job, Pipeline, Report, SandboxBroken
+from polymorph.events.types import CandidateEvaluated, EvaluateCandidate
+from polymorph.events.values import Gate
+from polymorph.kernels.layout import layout_digest
+from polymorph.kernels.schema import (
+    Evaluation,
+    Manifest,
+    SignedManifest,
+    Solution,
+    Trace,
+    TraceExtension,
+    TraceStatus,
+    Workload,
+)
+from polymorph.kernels.signing import Signer, sign_manifest
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this evaluator's results are keyed by."""
+
+    hardware: str
+    fingerprint: str
+    toolchain: str
+    isolation: str
+
+
+class Evaluating:
+    """Handles `EvaluateCandidate`. Idempotent by evaluation id: what was answered once is answered the same again."""
+
+    def __init__(
+        self, bus: Bus, pipeline: Pipeline, signer: Signer, records: Records, identity: Identity
+    ) -> None:
+        self._bus, self._pipeline, self._signer = bus, pipeline, signer
+        self._records, self._identity = records, identity
+
+    async def handle(self, delivery: Delivery) -> None:
+        order = delivery.message
+        if not isinstance(order, EvaluateCandidate):
+            raise Poison(f"{type(order).__name__} is no EvaluateCandidate")
+        event = self._records.find(order.evaluation_id)
+        if event is None:
+            event = await self._evaluate(order)
+            self._records.keep(event)
+        await self._bus.publish(event)
+
+    async def _evaluate(self, order: EvaluateCandidate) -> CandidateEvaluated:
+        _log.info("evaluation %s of %s begins, up to %s", order.evaluation_id, order.definition, order.until)
+        try:
+            job = await self._fetch(order)
+        except (NotFound, Corrupt, ValidationError, ValueError) as error:
+            reason = f"a document of the order cannot be read: {str(error)[:300]}"
+            report = Report([failed(Gate.G0_STATIC, TraceStatus.RUNTIME_ERROR, reason)])
+            return await self._tell(order, None, report)
+        try:
+            report = await asyncio.to_thread(self._pipeline.run, job)
+        except SandboxBroken as error:
+            raise Retryable(str(error)) from error
+        return await self._tell(order, job, report)
+
+    async def _fetch(self, order: EvaluateCandidate) -> Job:
+        solution = Solution.model_validate_json(await self._bus.get_object(order.solution))
+        workload = Workload.model_validate_json(await self._bus.get_object(order.workload))
+        incumbents, layouts = {}, {}
+        for kernel in order.incumbent.kernels:
+            incumbents[kernel.artifact] = await self._bus.get_object(kernel.artifact)
+            signed = SignedManifest.model_validate_json(await self._bus.get_object(kernel.manifest))
+            layouts[kernel.artifact] = signed.manifest.layout
+        return Job(order, solution, workload, incumbents, layouts)
+
+    async def _tell(self, order: EvaluateCandidate, job: Job | None, report: Report) -> CandidateEvaluated:
+        last = report.last
+        evidence = await self._bus.put_object(self._trace(order, report).canonical())
+        manifest = artifact = None
+        if job is not None and last.passed:
+            artifact = await self._bus.put_object(report.library) if report.library else None
+            if last.gate is Gate.G5_END_TO_END and artifact is not None:
+                signed = self._sign(order, job, report, artifact, evidence)
+                manifest = await self._bus.put_object(signed.canonical())
+        _log.info("evaluation %s: %s at %s: %s", order.evaluation_id, last.verdict, last.gate, last.reason)
+        return CandidateEvaluated(
+            pool=order.pool,
+            search_id=order.search_id,
+            candidate_id=order.candidate_id,
+            evaluation_id=order.evaluation_id,
+            gate=last.gate,
+            verdict=last.verdict,
+            reason=last.reason,
+            speedup=last.speedup,
+            numerics=job.solution.x_polymorph.numerics if job is not None else None,
+            manifest=manifest,
+            artifact=artifact,
+            isolation=self._identity.isolation,
+            evidence=evidence,
+            cpu_s=round(report.cpu_s, 3),
+            greedy_agreement=last.evidence.get("greedy_agreement"),
+            greedy_agreement_incumbent=last.evidence.get("greedy_agreement_incumbent"),
+        )
+
+    def _sign(
+        self, order: EvaluateCandidate, job: Job, report: Report, artifact: str, evidence: str
+    ) -> SignedManifest:
+        solution = job.solution
+        manifest = Manifest(
+            artifact=artifact,
+            definition=order.definition,
+            definition_digest=operation(order.definition).definition.digest(),
+            solution=order.solution,
+            hardware=self._identity.fingerprint,
+            isa=solution.x_polymorph.isa,
+            toolchain=self._identity.toolchain,
+            layout=layout_digest(solution),
+            numerics=solution.x_polymorph.numerics,
+            min_m=order.min_m,
+            max_m=min(order.max_m, report.largest_m),
+            evidence=evidence,
+        )
+        return sign_manifest(manifest, self._signer)
+
+    def _trace(self, order: EvaluateCandidate, report: Report) -> Trace:
+        gates = {outcome.gate.value: _shown(outcome) for outcome in report.outcomes}
+        micro = [o for o in report.outcomes if o.gate in (Gate.G3_MICRO, Gate.G4_CONFIRM)]
+        correct = [o for o in report.outcomes if o.gate is Gate.G2_CORRECT]
+        return Trace(
+            definition=order.definition,
+            workload=order.workload,
+            solution=order.solution,
+            evaluation=Evaluation(
+                status=report.last.status,
+                environment={
+                    "hardware": self._identity.fingerprint,
+                    "toolchain": self._identity.toolchain,
+                    "isolation": self._identity.isolation,
+                },
+                correctness=correct[-1].evidence if correct else {},
+                performance={"cpu_s": report.cpu_s, "wall_s": report.wall_s, "gates": gates},
+            ),
+            x_polymorph=TraceExtension(
+                samples={outcome.gate.value: outcome.evidence for outcome in micro},
+                interval=report.last.speedup,
+                design="pairs within loads within processes; Student's t over process means",
+                seed_commitment=",".join(report.seeds),
+                hardware=self._identity.fingerprint,
+                guards={"largest_m": report.largest_m},
+            ),
+        )
+
+
+def _shown(outcome: Outcome) -> dict[str, object]:
+    interval = outcome.speedup.model_dump() if outcome.speedup is not None else None
+    return {
+        "verdict": outcome.verdict.value, "status": outcome.status.value, "reason": outcome.reason,
+        "speedup": interval, "evidence": outcome.evidence,
+    }  # fmt: skip
+
+
+__all__ = ["BusError", "Evaluating", "Identity"]
