@@ -2,10 +2,12 @@
 
 import importlib.util
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from polymorph.bus.server import server_binary
 from polymorph.config.settings import NatsSettings
 from polymorph.kernels.signing import Role, Signer, Trust
 
@@ -83,3 +85,12 @@ def test_the_database_password_is_the_same_on_both_sides_and_reaches_the_url(mad
     )
     assert database_url(settings) == f"postgresql+asyncpg://polymorph:{password}@postgres:5432/polymorph"
     assert password not in str(settings.masked())
+
+
+def test_the_server_accepts_its_configuration(made, tmp_path):
+    config = tmp_path / "nats/nats.conf"
+    config.write_text(config.read_text().replace("/data/jetstream", str(tmp_path / "jetstream")))
+    done = subprocess.run(
+        [server_binary(), "-t", "-c", config], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
