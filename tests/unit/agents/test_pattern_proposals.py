@@ -68,14 +68,14 @@ def test_the_first_round_varies_one_thing_each() -> None:
 
 
 def test_the_next_round_joins_what_helped() -> None:
-    proposer = agent(batch=16)
+    proposer = agent(batch=9)
     first = proposer.next([])
     base = first[0].x_polymorph.params
     results = [judged(first[0], 1.0)]
     helped = {"storage", "unroll"}
     for solution in first[1:]:
-        (name,) = (n for n in base if base[n] != solution.x_polymorph.params[n])
-        results.append(judged(solution, 1.2 if name in helped else 0.9))
+        changed = {n for n in base if base[n] != solution.x_polymorph.params[n]}
+        results.append(judged(solution, 1.2 if changed <= helped else 0.9))
     joined = proposer.next(results)[0].x_polymorph.params
     best = [s.x_polymorph.params for s in first if differing(base, s.x_polymorph.params)]
     wanted = {n: p[n] for n in helped for p in best if p[n] != base[n]}
@@ -95,7 +95,7 @@ def test_nothing_is_proposed_twice_and_the_search_ends() -> None:
         assert len(digests) == len(proposed)
         assert not digests & seen
         seen |= digests
-        results += [judged(s, 1.0 + len(seen) / 1e4) for s in proposed]
+        results += [judged(s, 2.0 - len(seen) / 1e3) for s in proposed]
     else:
         pytest.fail("it never ends")
 

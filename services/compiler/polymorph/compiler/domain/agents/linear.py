@@ -80,8 +80,8 @@ class LinearVocabulary:
     def bases(self) -> Iterator[LinearPattern]:
         """Where the search starts: a rule of thumb by tier and M, for each engine that the tier has."""
         lanes = LANES[self._isa]
-        one = LinearPattern(isa=self._isa, lanes=lanes, panel=2 * lanes, rows=1, chains=2)
-        many = replace(one, rows=6 if REGISTERS[self._isa] == 16 else 12, chains=1)
+        one = LinearPattern(isa=self._isa, lanes=lanes, panel=2 * lanes, rows=1, chains=2, prefetch=512)
+        many = replace(one, rows=6 if REGISTERS[self._isa] == 16 else 12, chains=1, prefetch=0)
         base = one if self._max_m == 1 else many
         for engine in ("dot", "widen"):
             fitting = self.canonical(replace(base, engine=engine))
