@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_S = 60.0  # a process that ran this long starts its backoff anew
 _POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1
+# Ours: "2026-01-01 00:00:00,000 INFO    worker polymorph.x: "; vLLM's: "(Worker pid=1) INFO 01-01 00:00:00 [x.py:1] ".
+_LOG_HEAD = re.compile(r"^(\([^)]*\) )?(\S+ \S+ [A-Z]+ +\S+ \S+: |[A-Z]+ \S+ \S+ \[\S+\] )?")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 Ready = Callable[[], Awaitable[bool]]
@@ -152,11 +155,11 @@ def _describe(code: int) -> str:
 
 
 def last_line(path: Path, limit: int = 100) -> str:
-    """The end of a log, for a line of state."""
+    """The end of a log for a line of state, without the log's own time, level and logger."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1][:limit] if lines else ""
+    return _LOG_HEAD.sub("", lines[-1])[:limit] if lines else ""
