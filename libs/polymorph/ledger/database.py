@@ -17,6 +17,8 @@ Work = Callable[[Session], T]
 
 BUSY_TIMEOUT_MS = 10_000
 _DRIVERS = frozenset({"sqlite+aiosqlite", "postgresql+asyncpg"})
+_LOST_RACE = frozenset({"40001", "40P01"})
+"""PostgreSQL's serialization failure and deadlock: the other transaction won, ours may be tried again."""
 _READ_ONLY = "polymorph_read_only"
 
 
@@ -77,7 +79,8 @@ def _told_as_unavailable() -> Iterator[None]:
         raise DatabaseUnavailable(f"the database does not answer: {error}") from error
     except DBAPIError as error:
         busy = isinstance(error, OperationalError) and "locked" in str(error.orig)
-        if busy or error.connection_invalidated:
+        lost = getattr(error.orig, "sqlstate", None) in _LOST_RACE
+        if busy or lost or error.connection_invalidated:
             raise DatabaseUnavailable(f"the database does not answer: {error.orig}") from error
         raise
 

@@ -88,9 +88,9 @@ class Ledger:
 
     # --- promotions ---
 
-    async def put_promotion(self, proposed: promotions.Proposed) -> None:
-        """Enters a promotion that does not begin now, or puts a held one anew."""
-        await self._write(lambda s, now: promotions.put_promotion(s, proposed, now))
+    async def put_promotion(self, proposed: promotions.Proposed) -> bool:
+        """Enters a promotion that does not begin now, or puts a held one anew; False where it went further."""
+        return await self._write(lambda s, now: promotions.put_promotion(s, proposed, now))
 
     async def open_step(
         self,
@@ -99,15 +99,15 @@ class Ledger:
         plan: Callable[[int], promotions.StepPlan],
         *,
         proposed: promotions.Proposed | None = None,
-    ) -> StepRow:
+    ) -> StepRow | None:
         """Allocates a generation and keeps the intent, with the promotion that it begins.
 
-        `plan` is pure and gets the generation.
+        `plan` is pure and gets the generation. None where somebody else has begun that promotion.
         """
 
-        def work(session: Session, now: dt.datetime) -> StepRow:
-            if proposed is not None:
-                promotions.put_promotion(session, proposed, now)
+        def work(session: Session, now: dt.datetime) -> StepRow | None:
+            if proposed is not None and not promotions.put_promotion(session, proposed, now):
+                return None
             return promotions.open_step(session, pool, base_generation, plan, now)
 
         return await self._write(work)

@@ -46,6 +46,8 @@ class GivenUp:
     reason: str
 
 
+_LOCK = {"key_share": True}
+"""FOR NO KEY UPDATE: rows that only refer to the locked one do not wait for it."""
 _OPEN = (
     select(StepRow)
     .where(
@@ -53,10 +55,11 @@ _OPEN = (
         or_(col(StepRow.status) == StepStatus.INTENT, col(StepRow.generation) == bindparam("shown")),
     )
     .order_by(col(StepRow.generation))
-    .with_for_update()
+    .with_for_update(key_share=True)
 )
 OUTRUN = GivenUp(StepStatus.SUPERSEDED, "superseded", "another change of the pool came first")
 INTENT_PHASE = "intent"
+HELD_PHASE = "held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +79,18 @@ def add_pool(session: Session, pool: str, now: dt.datetime) -> None:
     insert_once(session, PoolRow, pool=pool, generation=0, created_at=now)
 
 
-def put_promotion(session: Session, proposed: Proposed, now: dt.datetime) -> None:
-    """Enters a promotion into the record, or puts a held one anew."""
+def put_promotion(session: Session, proposed: Proposed, now: dt.datetime) -> bool:
+    """Enters a promotion into the record, or puts a held one anew. False where it has gone further already."""
     add_pool(session, proposed.pool, now)
-    row = session.get(PromotionRow, proposed.promotion_id, with_for_update=True)
-    if row is None:
-        row = PromotionRow(**asdict(proposed), created_at=now, updated_at=now)
-        session.add(row)
+    if insert_once(session, PromotionRow, **asdict(proposed), created_at=now, updated_at=now):
+        return True
+    row = session.get(PromotionRow, proposed.promotion_id, with_for_update=_LOCK)
+    if row is None or row.phase != HELD_PHASE:
+        return False
     row.phase, row.reason, row.updated_at = proposed.phase, proposed.reason, now
     row.revision, row.proposal = proposed.revision, proposed.proposal
     session.flush()
+    return True
 
 
 def open_step(
@@ -96,7 +101,7 @@ def open_step(
     Two callers never get the same generation, and a generation is never given out again.
     """
     add_pool(session, pool, now)
-    row = session.exec(select(PoolRow).where(PoolRow.pool == pool).with_for_update()).one()
+    row = session.exec(select(PoolRow).where(PoolRow.pool == pool).with_for_update(key_share=True)).one()
     row.generation = max(row.generation, base_generation) + 1
     step = plan(row.generation)
     kept = StepRow(
@@ -143,7 +148,7 @@ def give_up(session: Session, step: StepRow, end: GivenUp, now: dt.datetime) -> 
 
 def abort_step(session: Session, pool: str, generation: int, end: GivenUp, now: dt.datetime) -> bool:
     """Whether the step was still an intent and is now closed."""
-    step = session.get(StepRow, (pool, generation), with_for_update=True)
+    step = session.get(StepRow, (pool, generation), with_for_update=_LOCK)
     if step is None or step.status != StepStatus.INTENT:
         return False
     give_up(session, step, end, now)
@@ -190,7 +195,7 @@ def _unconfirmed_line(session: Session, shown: list[StepRow]) -> list[StepRow]:
     step = shown[0] if shown else None
     while step is not None and step.status != StepStatus.CONFIRMED:
         line.append(step)
-        step = session.get(StepRow, (step.pool, step.base_generation), with_for_update=True)
+        step = session.get(StepRow, (step.pool, step.base_generation), with_for_update=_LOCK)
     return line[::-1]
 
 

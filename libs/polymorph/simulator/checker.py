@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from polymorph.events.state import DesiredState
 from polymorph.events.types import PromotionAdvanced, PromotionCompleted, PromotionRolledBack
-from polymorph.ledger.tables import StepRow, StepStatus
+from polymorph.ledger.tables import PromotionRow, StepRow, StepStatus
 from polymorph.simulator.journal import Journal
 
 Report = PromotionAdvanced | PromotionCompleted | PromotionRolledBack
 
 
-def violations(journal: Journal, steps: Sequence[StepRow]) -> list[str]:
+def violations(
+    journal: Journal, steps: Sequence[StepRow], promotions: Sequence[PromotionRow] = ()
+) -> list[str]:
     """Every breach of the invariants, as sentences; empty where all hold."""
     found: list[str] = []
     for pool in journal.pools():
@@ -27,6 +29,7 @@ def violations(journal: Journal, steps: Sequence[StepRow]) -> list[str]:
         found += lost_reports(states, reports)
         found += record_disagrees(states, own)
         found += double_winners(own)
+        found += phases_disagree(states[-1], reports, [row for row in promotions if row.pool == pool])
     return found
 
 
@@ -87,6 +90,26 @@ def double_winners(steps: Iterable[StepRow]) -> Iterator[str]:
             first = winners[step.base_generation]
             yield f"{step.pool}: generations {first} and {step.generation} both won over {step.base_generation}"
         winners[step.base_generation] = step.generation
+
+
+def phases_disagree(
+    last: DesiredState, reports: Iterable[Report], promotions: Iterable[PromotionRow]
+) -> Iterator[str]:
+    """A promotion whose phase is not what key-value shows, or what was told of it."""
+    completed = {report.promotion_id for report in reports if isinstance(report, PromotionCompleted)}
+    expected = "confirmed" if last.candidate is None else last.stage.value
+    for row in promotions:
+        name = f"{row.pool}: promotion {row.promotion_id} is {row.phase}"
+        if row.phase == "intent":
+            yield f"{name}: nobody finished it"
+        if row.promotion_id == last.promotion_id and row.phase != expected:
+            yield f"{name}, and key-value shows it as {expected}"
+        if row.promotion_id != last.promotion_id and row.phase in {"shadow", "canary"}:
+            yield f"{name}, and key-value does not show it"
+        if row.phase == "confirmed" and row.promotion_id not in completed:
+            yield f"{name}, and nobody was told"
+        if row.promotion_id in completed and row.phase not in {"confirmed", "rolled-back"}:
+            yield f"{name}, and was told as completed"
 
 
 def _agrees(report: Report, state: DesiredState) -> bool:

@@ -20,8 +20,8 @@ from polymorph.config.clock import Clock
 from polymorph.events.state import DesiredState
 from polymorph.events.values import KernelBinding, Numerics, Ratio
 from polymorph.ledger.ledger import Ledger
-from polymorph.ledger.promotions import StepRow
 from polymorph.ledger.relay import OutboxRelay
+from polymorph.ledger.tables import PromotionRow, StepRow
 from polymorph.simulator.bus import FaultyBus, Misfortune
 from polymorph.simulator.checker import violations
 from polymorph.simulator.clock import SimulatedClock
@@ -80,7 +80,8 @@ class Rig:
                 return self.violations()
 
     def violations(self) -> list[str]:
-        return violations(self.journal, self.steps())
+        promotions = self.database.peek(lambda session: list(session.exec(select(PromotionRow))))
+        return violations(self.journal, self.steps(), promotions)
 
     def steps(self) -> list[StepRow]:
         return self.database.peek(lambda session: list(session.exec(select(StepRow))))

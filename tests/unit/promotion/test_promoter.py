@@ -334,3 +334,29 @@ def test_a_record_made_anew_under_a_living_pool_goes_on_above_it(rig, promote, b
             assert result.desired.generation == 2
 
     run_simulated(main())
+
+
+def test_a_held_promotion_that_two_take_up_at_once_begins_once(rig, promote):
+    """The second planned while the first went all the way: its intent must not put the promotion back."""
+
+    async def main():
+        async with rig() as world:
+            await world.promoter.ensure_pool(POOL, Mode.CANARY)
+            await world.controls.freeze("release night")
+            await promote(world, "a")
+            await world.controls.thaw()
+            honest = world.keys.guards
+
+            async def rival_first(pool):
+                world.keys.guards = honest
+                assert (await promote(world, "a")).promoted
+                return await honest(pool)
+
+            world.keys.guards = rival_first
+            second = await promote(world, "a")
+            assert second.promoted
+            assert second.desired.generation == 1
+            assert await world.quiesce() == []
+            assert len(world.steps()) == 1
+
+    run_simulated(main())

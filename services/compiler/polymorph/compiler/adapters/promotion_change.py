@@ -89,6 +89,8 @@ class Change:
             lambda generation: as_step(current, plan(current, guards, generation)),
             proposed=_proposed(proposal, current, Phase.INTENT, proposal.reason) if proposal else None,
         )
+        if step is None:
+            return await self.standing(current.pool, proposal.promotion_id if proposal else "")
         status = await self.commit.carry_out(step)
         return await self.result(step, status)
 
@@ -113,7 +115,8 @@ class Change:
     async def _stay(self, current: DesiredState, stay: Stay, proposal: Proposal | None) -> PromotionResult:
         if proposal is None or stay.phase is None:
             return PromotionResult("held", stay.reason, current, current.promotion_id, None, stay.hindrance)
-        await self.ledger.put_promotion(_proposed(proposal, current, stay.phase, stay.reason))
+        if not await self.ledger.put_promotion(_proposed(proposal, current, stay.phase, stay.reason)):
+            return await self.standing(current.pool, proposal.promotion_id)
         outcome = _BY_PHASE[stay.phase]
         return PromotionResult(
             outcome, stay.reason, current, proposal.promotion_id, stay.phase, stay.hindrance

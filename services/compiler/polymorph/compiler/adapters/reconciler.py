@@ -101,4 +101,5 @@ class Reconciler:
         step = await self._ledger.open_step(
             pool, lost.generation, lambda generation: as_step(lost, restore(lost, guards, generation))
         )
-        await self._change.commit.carry_out(step)
+        if step is not None:
+            await self._change.commit.carry_out(step)
