@@ -50,17 +50,17 @@ async def test_a_shift_of_traffic_opens_a_search_for_its_own_steps(make_lab):
     lab = await make_lab(cooldown_s="0")
     await lab.until(lambda: promoted(lab))
     first = lab.of("search.opened")[0]
-    lab.router.tokens_per_step, lab.router.prompt = {"512": 1.0}, 900.0
+    lab.router.tokens_per_step, lab.router.prompt = {"32": 1.0}, 900.0
     await lab.until(lambda: len(lab.of("search.opened")) > 1 and len(lab.of("search.closed")) > 1)
     second = lab.of("search.opened")[1]
-    assert (second["min_m"], second["max_m"]) == (257, 512)
+    assert (second["min_m"], second["max_m"]) == (17, 32)
     assert second["drift_id"] != first["drift_id"]
     assert lab.of("traffic.drift-detected")[1]["tuned_for"] is not None
     # Another range of M stands beside the first winner in the same revision.
     state = await lab.desired()
     assert [(k.min_m, k.max_m) for k in state.stable.kernels if k.definition == first["definition"]] == [
         (5, 8),
-        (257, 512),
+        (17, 32),
     ]
 
 

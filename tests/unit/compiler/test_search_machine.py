@@ -140,6 +140,19 @@ def test_nothing_better_names_the_three_nearest_and_why_each_lost(lab):
     assert "not certainly above 1.01x" in end.reason
 
 
+def test_measured_losers_are_nearer_than_what_was_never_measured(lab):
+    names = {lab.solution(lab.GATE_UP, name).digest(): name for name in "abcd"}
+
+    def say(order):
+        ratio = {"a": None, "b": 0.8, "c": 0.9, "d": 0.7}[names[order.solution]]
+        return lab.answer(order, ratio, Verdict.FAILED)
+
+    _, log = drive(lab.machine([list("abcd")]), lab.search(), lab.START, say)
+    reason = closing(log)[0].reason
+    assert reason.index("c: 0.9") < reason.index("b: 0.8") < reason.index("d: 0.7")
+    assert " a: " not in reason
+
+
 def test_no_gain_within_the_margin_is_confirmed(lab):
     _, log = by_name(lab, lab.machine([["a"]], margin=0.05), {"a": 1.05})
     assert not [e for e in log if isinstance(e, Order) and e.command.confirm_seed]

@@ -56,11 +56,11 @@ def test_the_reversed_window_searches_the_other_way_round(lab):
     assert opened(w) == [lab.DOWN, lab.GATE_UP]
 
 
-def test_prefill_traffic_searches_other_m(lab):
+def test_larger_batches_search_other_m(lab):
     w = world(lab)
-    prefill = lab.window({"512": 1.0}, {lab.GATE_UP: 0.6})
-    w.window(prefill, lab.drift_of(prefill))
-    assert [(e.min_m, e.max_m) for e in w.told(SearchOpened)] == [(257, 512)]
+    batch = lab.window({"32": 1.0}, {lab.GATE_UP: 0.6})
+    w.window(batch, lab.drift_of(batch))
+    assert [(e.min_m, e.max_m) for e in w.told(SearchOpened)] == [(17, 32)]
 
 
 def test_windows_without_drift_open_nothing(lab, seen):
@@ -125,7 +125,7 @@ def test_a_mode_that_searches_nothing_cancels_the_search(lab, seen):
 
 def test_a_drift_during_a_search_is_planned_for_after_it(lab, seen):
     w = world(lab)
-    later = lab.window({"512": 1.0}, {lab.HEAD: 0.7}, number=9)
+    later = lab.window({"32": 1.0}, {lab.HEAD: 0.7}, number=9)
 
     def shift():
         w.on_order = lambda: None
@@ -136,6 +136,14 @@ def test_a_drift_during_a_search_is_planned_for_after_it(lab, seen):
     # The search that ran was finished, the rest of its plan dropped, and the new traffic searched for.
     assert opened(w) == [lab.GATE_UP, lab.HEAD]
     assert w.state.tuned_for() == later.shape
+
+
+def test_traffic_that_nothing_can_be_confirmed_for_searches_nothing(lab):
+    w = world(lab)
+    prefill = lab.window({"2048": 1.0}, {lab.GATE_UP: 0.6})
+    w.window(prefill, lab.drift_of(prefill))
+    assert opened(w) == []
+    assert w.state.tuned_for() == prefill.shape
 
 
 def test_a_plan_without_a_paying_target_counts_as_tuned(lab):
@@ -159,7 +167,7 @@ def test_a_drift_before_engines_tell_their_operations_waits_for_them(lab, seen):
 def test_between_two_plans_the_loop_rests(lab, seen):
     w = world(lab, rules=LoopRules(hardware=lab.HARDWARE, cooldown_s=60))
     w.window(seen, lab.drift_of(seen))
-    later = lab.window({"512": 1.0}, {lab.HEAD: 0.7}, number=9)
+    later = lab.window({"32": 1.0}, {lab.HEAD: 0.7}, number=9)
     w.tick(10)
     w.window(later, lab.drift_of(later, seen.shape))
     assert lab.HEAD not in opened(w)

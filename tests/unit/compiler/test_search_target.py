@@ -41,28 +41,48 @@ def test_no_time_known_is_no_span():
 
 def test_targets_are_ordered_by_gain_and_small_gains_left_out(lab):
     seen = lab.window({"8": 1.0}, {lab.DOWN: 0.2, lab.GATE_UP: 0.4, lab.HEAD: 0.005})
-    targets = plan(seen, constant, least_gain=0.01, limit=6)
+    targets = plan(seen, constant, least_gain=0.01, limit=6, largest_m=8192)
     assert [t.definition for t in targets] == [lab.GATE_UP, lab.DOWN]
     assert targets[0].gain == pytest.approx(0.4 * 1.0 * 0.5)
 
 
 def test_reversed_shares_reverse_the_search(lab):
-    forward = plan(lab.window({"8": 1.0}, {lab.DOWN: 0.1, lab.HEAD: 0.5}), constant, least_gain=0, limit=1)
-    backward = plan(lab.window({"8": 1.0}, {lab.DOWN: 0.5, lab.HEAD: 0.1}), constant, least_gain=0, limit=1)
+    forward = plan(
+        lab.window({"8": 1.0}, {lab.DOWN: 0.1, lab.HEAD: 0.5}),
+        constant,
+        least_gain=0,
+        limit=1,
+        largest_m=8192,
+    )
+    backward = plan(
+        lab.window({"8": 1.0}, {lab.DOWN: 0.5, lab.HEAD: 0.1}),
+        constant,
+        least_gain=0,
+        limit=1,
+        largest_m=8192,
+    )
     assert forward[0].definition == lab.HEAD
     assert backward[0].definition == lab.DOWN
+
+
+def test_ranges_end_where_nothing_could_be_confirmed(lab):
+    seen = lab.window({"16": 0.3, "32": 0.2, "64": 0.1, "1024": 0.4}, {lab.GATE_UP: 0.5})
+    found = plan(seen, constant, least_gain=0, limit=6, largest_m=32)
+    assert [(t.min_m, t.max_m, round(t.span_weight, 6)) for t in found] == [(9, 32, 0.5)]
 
 
 def test_headroom_outweighs_share(lab):
     seen = lab.window({"8": 1.0}, {lab.DOWN: 0.3, lab.HEAD: 0.4})
     room = {lab.DOWN: 0.5, lab.HEAD: 0.1}
-    targets = plan(seen, lambda definition, low, high: room[definition], least_gain=0, limit=6)
+    targets = plan(
+        seen, lambda definition, low, high: room[definition], least_gain=0, limit=6, largest_m=8192
+    )
     assert targets[0].definition == lab.DOWN
 
 
 def test_workload_holds_weights_of_its_range_and_what_a_replay_needs(lab):
     seen = lab.window({"4": 0.2, "8": 0.6, "512": 0.2}, {lab.GATE_UP: 0.4}, prompt=321)
-    target = plan(seen, constant, least_gain=0, limit=1)[0]
+    target = plan(seen, constant, least_gain=0, limit=1, largest_m=8192)[0]
     document = workload("search-1", target, seen)
     extras = document.x_polymorph.model_dump()
     assert extras["m_weights"] == {"4": 0.25, "8": 0.75}

@@ -6,12 +6,12 @@ import signal
 import sys
 
 import uvloop
-from polymorph.compiler.domain.search_agents import Agents
 from pydantic import ValidationError
 
 from polymorph.bus.errors import Fatal
 from polymorph.bus.nats import NatsBus
 from polymorph.compiler.app import Compiler, open_record
+from polymorph.compiler.domain.search_agents import Agents
 from polymorph.compiler.settings import CompilerSettings
 from polymorph.config.clock import SystemClock
 from polymorph.kernels.isa import detect_isa, hardware_class

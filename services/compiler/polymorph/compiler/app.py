@@ -190,6 +190,7 @@ def _rules(settings: CompilerSettings, hardware: str) -> LoopRules:
         cooldown_s=settings.cooldown_s,
         least_gain=settings.least_gain,
         searches=settings.searches_per_drift,
+        largest_m=settings.largest_m,
         candidates=settings.candidates_per_search,
     )
 

@@ -116,7 +116,10 @@ class Tuning:
             drift = detector.observe(window, state.tuned_for())
             if drift:
                 _log.info("pool %s: %s", window.pool, drift.reason)
-            await self._take(self._loop.window(state, window, drift, self._known, now))
+            step = self._loop.window(state, window, drift, self._known, now)
+            await self._take(step)
+            if step[0].unmet is None and step[0].plan is None and (drift or state.unmet):
+                _log.info("pool %s: no search pays for this traffic", window.pool)
             await self._pay(window.pool)
 
     async def evaluated(self, event: CandidateEvaluated) -> None:

@@ -47,6 +47,11 @@ class CompilerSettings(ServiceSettings):
     least_gain: float = Field(
         default=0.005, ge=0, description="share of step time that a search must be able to win"
     )
+    largest_m: int = Field(
+        default=32,
+        ge=1,
+        description="no search beyond so many tokens in a step: what the evaluator's engine decodes together",
+    )
     evaluation_timeout_s: float = Field(
         default=300.0, gt=0, description="first wait for an answer; then twice that, and so on, up to an hour"
     )

@@ -50,6 +50,7 @@ class LoopRules:
     cooldown_s: float = 60.0
     least_gain: float = 0.005
     searches: int = 6
+    largest_m: int = 32
     seeds: int = 3
     candidates: int = 24
 
@@ -226,7 +227,13 @@ class PoolLoop:
     ) -> PoolStep:
         """Plans the searches that a drift pays for; where none does, the shape counts as known."""
         window = unmet.window.model_copy(update={"shape": unmet.drift.observed})
-        targets = plan(window, known.headroom, least_gain=self._rules.least_gain, limit=self._rules.searches)
+        targets = plan(
+            window,
+            known.headroom,
+            least_gain=self._rules.least_gain,
+            limit=self._rules.searches,
+            largest_m=self._rules.largest_m,
+        )
         under_way = Plan(drift_id=unmet.drift.drift_id, window=window, remaining=targets)
         return self._next(_with(state, plan=under_way, unmet=None), effects, known, now)
 

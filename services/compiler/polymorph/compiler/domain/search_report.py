@@ -48,7 +48,7 @@ def _distance(candidate: Candidate) -> tuple[float, str]:
     look = candidate.look
     if look is None:
         return 9.0, candidate.candidate_id
-    if look.speedup is not None and look.verdict is not Verdict.FAILED:
+    if look.speedup is not None:
         return -look.speedup.low, candidate.candidate_id
     return 2.0 - 0.1 * int(look.gate.value[1:]), candidate.candidate_id
 
@@ -61,7 +61,8 @@ def _lost(candidate: Candidate, margin: float) -> str:
         return "it was not judged before the budget ended"
     if candidate.look.verdict is Verdict.PASSED:
         return f"{ratio(candidate.look.speedup)}, not certainly above {1 + margin:.2f}x"
-    return _sentence(candidate.look)
+    measured = f"{ratio(candidate.look.speedup)}, " if candidate.look.speedup else ""
+    return f"{measured}{_sentence(candidate.look)}"
 
 
 def _sentence(event: CandidateEvaluated) -> str:

@@ -51,20 +51,34 @@ def spans(tokens_per_step: Mapping[str, float]) -> tuple[Span, ...]:
 
 
 def plan(
-    window: TrafficShapeObserved, headroom: Headroom, *, least_gain: float, limit: int
+    window: TrafficShapeObserved, headroom: Headroom, *, least_gain: float, limit: int, largest_m: int
 ) -> tuple[Target, ...]:
     """The searches that this window asks for, by expected gain, those below `least_gain` left out.
 
+    Ranges end at `largest_m`: what cannot be confirmed beyond it is not searched for.
     The gain is the part of all step time that goes away if the operation's headroom is won in that range: share of
     the operation x share of the range x headroom (Amdahl).
     """
     found = [
         target
         for operation in window.operations
-        for span in spans(window.shape.tokens_per_step)
+        for whole in spans(window.shape.tokens_per_step)
+        if (span := within(whole, window.shape.tokens_per_step, largest_m)) is not None
         if (target := _target(operation, span, headroom)).gain >= least_gain
     ]
     return tuple(sorted(found, key=lambda t: (-t.gain, t.definition, t.min_m))[:limit])
+
+
+def within(span: Span, tokens_per_step: Mapping[str, float], largest_m: int) -> Span | None:
+    """The part of a range up to `largest_m`, with the step time of that part; None where there is none."""
+    if span.max_m <= largest_m:
+        return span
+    weights = {
+        upper: w for upper, w in _normalised(tokens_per_step).items() if span.min_m <= upper <= largest_m
+    }
+    if not weights:
+        return None
+    return Span(min_m=span.min_m, max_m=max(weights), weight=sum(weights.values()))
 
 
 def _target(operation: Operation, span: Span, headroom: Headroom) -> Target:
