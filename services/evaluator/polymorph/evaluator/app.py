@@ -7,7 +7,8 @@ from pathlib import Path
 
 from polymorph.bus.port import Bus, Consumption
 from polymorph.config.clock import Clock
-from polymorph.engine.launch import openmp_library
+from polymorph.engine.launch import EngineLaunch, openmp_library
+from polymorph.evaluator.adapters.engine_lane import EngineGone, EngineLane
 from polymorph.evaluator.adapters.lease import HostLease
 from polymorph.evaluator.adapters.records import Records
 from polymorph.evaluator.adapters.sandbox import isolation
@@ -16,6 +17,7 @@ from polymorph.evaluator.adapters.sandbox.lane import Lane, Machine
 from polymorph.evaluator.domain.roofline import Peaks
 from polymorph.evaluator.gates.building import Builder
 from polymorph.evaluator.gates.correctness import Correctness
+from polymorph.evaluator.gates.end_to_end import EngineGate
 from polymorph.evaluator.gates.host import FreeHost, Host
 from polymorph.evaluator.gates.micro import Design, Micro
 from polymorph.evaluator.gates.peaks import measure
@@ -51,6 +53,7 @@ class Evaluator:
         builder = Builder(toolchain, confined(level), cpu.isa, settings.data_dir / "builds")
         design = Design(settings.processes, settings.loads, settings.pairs, settings.margin)
         micro = Micro(self._lane, self._peaks, design, last_cache(CACHES), self._host)
+        self._engine: EngineLane | None = None
         self._end_to_end = self._engine_gate()
         pipeline = Pipeline(builder, self._lane, Correctness(self._lane), micro, self._end_to_end)
         identity = Identity(self._hardware, cpu.fingerprint, toolchain.digest, isolation.describe(level))
@@ -70,13 +73,18 @@ class Evaluator:
         self._loop = asyncio.get_running_loop()
         health = HealthServer(self._settings.health_port, self.ready, host=self._settings.health_host)
         await health.start()
+        warming: asyncio.Task[None] | None = None
         try:
             await asyncio.to_thread(self._lane.start)
             if self._lane.native_problem:
                 _log.warning("no incumbent to compare with: %s", self._lane.native_problem)
+            warming = asyncio.create_task(self._warm())
             await self._consume_until(stop)
         finally:
             self._serving = False
+            if self._engine is not None:
+                await asyncio.to_thread(self._engine.stop)
+                await asyncio.gather(*(task for task in (warming,) if task), return_exceptions=True)
             await asyncio.to_thread(self._lane.stop)
             await health.stop()
 
@@ -97,7 +105,25 @@ class Evaluator:
     def _engine_gate(self) -> EndToEnd:
         if not self._settings.engine or self._settings.model is None:
             return NoEngine(lambda: "this evaluator has no engine: set POLYMORPH_EVALUATOR_MODEL and _ENGINE")
-        return NoEngine(lambda: "not wired")
+        launch = EngineLaunch(
+            model=self._settings.model.absolute(),
+            max_model_len=self._settings.engine_max_model_len,
+            threads=self._settings.threads,
+        )
+        self._engine = EngineLane(launch, self._settings.data_dir / "engine", self._settings.engine_start_s)
+        return EngineGate(
+            self._engine, self._host, self._settings.data_dir / "artifacts",
+            blocks=self._settings.engine_blocks, margin=self._settings.end_to_end_margin,
+        )  # fmt: skip
+
+    async def _warm(self) -> None:
+        """Starts the engine beside the first evaluations; one that fails is tried again when it is needed."""
+        if self._engine is None:
+            return
+        try:
+            await asyncio.to_thread(self._engine.start)
+        except EngineGone as error:
+            _log.warning("%s", error)
 
     def _host(self) -> Host:
         """A lease of its own for each measurement."""

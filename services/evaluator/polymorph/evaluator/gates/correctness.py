@@ -50,12 +50,15 @@ class Correctness:
         self._lane = lane
 
     def examine(self, subject: Subject, library: bytes) -> Outcome:
-        rng = np.random.default_rng(subject.seed)
-        op = subject.operation
-        most = largest_tried(op, subject.max_m)
+        most = largest_tried(subject.operation, subject.max_m)
         if most < subject.max_m:
             narrower = f"M up to {subject.max_m} is more than is tried here: ask for a range up to {most}"
             return failed(_GATE, TraceStatus.INVALID_REFERENCE, narrower, largest_m=most)
+        return self._examine(subject, library)
+
+    def _examine(self, subject: Subject, library: bytes) -> Outcome:
+        rng = np.random.default_rng(subject.seed)
+        op = subject.operation
         weight = weights(op, rng)
         prepared = _prepare(subject, weight, rng)
         try:

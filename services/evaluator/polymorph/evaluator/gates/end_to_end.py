@@ -1,0 +1,265 @@
+"""Gate G5: the candidate in a warm engine, on decode steps of a replay, block by block against the incumbent.
+
+Both arms run in one engine on the same running batch: blocks of a few steps alternate in random order, so that a pair
+sees the same sequences at nearly the same length. Steps are timed here; the engine only steps.
+"""
+
+import hashlib
+import logging
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polymorph.evaluator.adapters.captures import read_x
+from polymorph.evaluator.adapters.engine_lane import EngineGone, EngineLane
+from polymorph.evaluator.domain.number import Floats
+from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive, passed
+from polymorph.evaluator.domain.replay import TEXTS, Replay, prompts, replay
+from polymorph.evaluator.domain.table import Entry, entry, widened, with_candidate
+from polymorph.evaluator.gates.host import Host, HostBusy
+from polymorph.evaluator.gates.pipeline import Job, typical
+from polymorph.events.values import Gate, Ratio
+from polymorph.kernels.layout import layout_digest
+from polymorph.kernels.schema import TraceStatus
+from polymorph.stats.agreement import Agreement, agreement, no_worse
+from polymorph.stats.blocks import paired_ratio
+from polymorph.stats.margin import Call, judge
+
+_log = logging.getLogger(__name__)
+_GATE = Gate.G5_END_TO_END
+_BLOCK_S = 0.22
+_MOST_STEPS = 6
+_AGREEMENT_REQUESTS = 8
+_AGREEMENT_TOKENS = 16
+_AGREEMENT_PROMPT = 24
+_WIDEST = 0.06
+_CAPTURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    incumbent: list[Entry]
+    candidate: list[Entry]
+    artifact: str
+
+
+class EngineGate:
+    """Replays in an engine of our own."""
+
+    def __init__(
+        self, lane: EngineLane, host: Callable[[], Host], folder: Path, *, blocks: int, margin: float
+    ) -> None:
+        self._lane, self._host, self._folder = lane, host, folder
+        self._blocks, self._margin = blocks, margin
+        self._seen: dict[str, tuple[Floats, ...]] = {}
+        self._texts: list[list[int]] = []
+
+    def captured(self, definition: str) -> tuple[Floats, ...]:
+        """Inputs of an operation on our own prompts; none while the engine is not warm."""
+        if definition not in self._seen and self._lane.warm:
+            try:
+                self._seen[definition] = self._capture(definition)
+            except (EngineGone, RuntimeError, OSError, ValueError) as error:
+                _log.warning("nothing was captured for %s: %s", definition, error)
+        return self._seen.get(definition, ())
+
+    def replay(self, job: Job, library: bytes, max_m: int) -> Outcome:
+        host = self._host()
+        try:
+            self._lane.start()
+            return self._replay(job, library, max_m, host)
+        except (EngineGone, HostBusy) as error:
+            return inconclusive(_GATE, str(error), stolen_s=host.stolen_s)
+        except (RuntimeError, ValueError) as error:
+            return failed(_GATE, TraceStatus.RUNTIME_ERROR, f"the engine refused it: {error}")
+        finally:
+            host.release()
+            self._clear()
+
+    def _replay(self, job: Job, library: bytes, max_m: int, host: Host) -> Outcome:
+        tables = self._tables(job, library, max_m)
+        for table in (tables.incumbent, tables.candidate):
+            self._prepare(table)
+        shares = typical(job.workload, job.order.min_m, job.order.max_m)
+        heaviest = max(shares, key=lambda m: shares[m])
+        launch = self._lane.launch
+        length = launch.max_model_len or 1024
+        plan = replay(job.workload, heaviest, max_num_seqs=launch.max_num_seqs, max_model_len=length)
+        if not plan.served:
+            text = f"M = {heaviest} is beyond the {launch.max_num_seqs} sequences that this engine decodes together"
+            return inconclusive(_GATE, text)
+        with_itself, with_candidate_ = self._agree(tables, plan)
+        rates, served = self._time(tables, plan, host)
+        ratio = paired_ratio(
+            rates["incumbent"], rates["candidate"], np.random.default_rng(secrets.randbits(63))
+        )
+        evidence: dict[str, Any] = {
+            "greedy_agreement": with_candidate_.share, "greedy_agreement_incumbent": with_itself.share,
+            "first_difference": with_candidate_.first_difference,
+            "first_difference_incumbent": with_itself.first_difference,
+            "tokens_per_s": rates, "served_calls": served, "requests": plan.requests,
+            "prompt_tokens": plan.prompt_tokens, "stolen_s": host.stolen_s, "bursts": host.bursts,
+        }  # fmt: skip
+        return self._judge(ratio, plan, served, (with_itself, with_candidate_), evidence)
+
+    def _judge(
+        self,
+        ratio: Ratio,
+        plan: Replay,
+        served: int,
+        agreed: tuple[Agreement, Agreement],
+        evidence: dict[str, Any],
+    ) -> Outcome:
+        with_itself, with_candidate_ = agreed
+        text = (
+            f"{ratio.point:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] tokens/s end to end with {plan.requests} "
+            f"sequences; equal greedy outputs {with_candidate_.share:.0%}, the incumbent's with itself "
+            f"{with_itself.share:.0%}"
+        )
+        if not served:
+            return failed(_GATE, TraceStatus.RUNTIME_ERROR, f"the engine never called it: {text}", **evidence)
+        if not no_worse(with_candidate_, with_itself):
+            changed = f"changes outputs more than the incumbent's own batching does: {text}"
+            return failed(_GATE, TraceStatus.INCORRECT_NUMERICAL, changed, speedup=ratio, **evidence)
+        judgement = judge(ratio, margin=self._margin, widest=_WIDEST)
+        if judgement is Call.BETTER:
+            return passed(_GATE, text, speedup=ratio, **evidence)
+        if judgement is Call.UNDECIDED:
+            return inconclusive(_GATE, f"too noisy to tell: {text}", speedup=ratio, **evidence)
+        return failed(_GATE, TraceStatus.PASSED, f"no gain end to end: {text}", speedup=ratio, **evidence)
+
+    def _time(self, tables: _Tables, plan: Replay, host: Host) -> tuple[dict[str, list[float]], int]:
+        """Tokens a second by block, paired by index, and how many calls the candidate served."""
+        order = random.Random(secrets.randbits(63))  # noqa: S311
+        self._lane.rpc("slots_read", True)
+        self._begin(plan)
+        step_s = self._warm_up(tables)
+        steps = max(1, min(_MOST_STEPS, int(_BLOCK_S / step_s)))
+        rates: dict[str, list[float]] = {"incumbent": [], "candidate": []}
+        for _ in range(self._blocks):
+            arms = ["incumbent", "candidate"]
+            order.shuffle(arms)
+            for arm in arms:
+                self._engage(tables.incumbent if arm == "incumbent" else tables.candidate)
+                host.ensure(steps * step_s * 1.15)
+                began = time.perf_counter()
+                self._lane.ask("step", count=steps)
+                rates[arm].append(plan.requests * steps / (time.perf_counter() - began))
+            host.release()
+        served = _served(self._lane.rpc("slots_read"), tables.artifact)
+        self._lane.ask("finish", run=False)
+        return rates, served
+
+    def _begin(self, plan: Replay) -> None:
+        """All sequences past their prompts, so that every further step decodes one token of each."""
+        longest = (self._lane.launch.max_model_len or 1024) - plan.prompt_tokens - 1
+        made = prompts(self._tokens(), plan.requests, plan.prompt_tokens)
+        self._lane.ask("add", prompts=made, max_tokens=longest, prefix=f"t{secrets.token_hex(4)}-")
+        while self._lane.ask("step", count=1)["decoding"] < plan.requests:
+            pass
+
+    def _warm_up(self, tables: _Tables) -> float:
+        """Seconds of one step, after each arm has run once."""
+        slowest = 0.0
+        for table in (tables.candidate, tables.incumbent):
+            self._engage(table)
+            self._lane.ask("step", count=1)
+            began = time.perf_counter()
+            self._lane.ask("step", count=2)
+            slowest = max(slowest, (time.perf_counter() - began) / 2)
+        return slowest
+
+    def _agree(self, tables: _Tables, plan: Replay) -> tuple[Agreement, Agreement]:
+        """The incumbent with itself in another batch, and the candidate with the incumbent in the same batch."""
+        group = min(plan.requests, _AGREEMENT_REQUESTS)
+        other = 4 if group <= 2 else group // 2
+        made = prompts(self._tokens(), _AGREEMENT_REQUESTS, _AGREEMENT_PROMPT)
+        self._engage(tables.incumbent)
+        first, again = self._greedy(made, group), self._greedy(made, other)
+        self._engage(tables.candidate)
+        return agreement(first, again), agreement(first, self._greedy(made, group))
+
+    def _greedy(self, made: list[list[int]], group: int) -> list[list[int]]:
+        outputs: list[list[int]] = []
+        for at in range(0, len(made), group):
+            name = f"a{secrets.token_hex(4)}-"
+            self._lane.ask("add", prompts=made[at : at + group], max_tokens=_AGREEMENT_TOKENS, prefix=name)
+            outputs += self._lane.ask("finish", run=True)["outputs"]
+        return outputs
+
+    def _tables(self, job: Job, library: bytes, max_m: int) -> _Tables:
+        low, high = widened(job.order, max_m)
+        artifact = hashlib.sha256(library).hexdigest()
+        layout = layout_digest(job.solution)
+        ours = entry(job.order.definition, low, high, self._keep(artifact, library), artifact, layout)
+        incumbents = [
+            entry(
+                kernel.definition, kernel.min_m, kernel.max_m,
+                self._keep(kernel.artifact, job.incumbents[kernel.artifact]), kernel.artifact,
+                job.layouts.get(kernel.artifact),
+            )
+            for kernel in job.order.incumbent.kernels
+        ]  # fmt: skip
+        return _Tables(incumbents, with_candidate(incumbents, ours), artifact)
+
+    def _keep(self, artifact: str, content: bytes) -> str:
+        folder = self._folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{artifact}.so"
+        if not path.exists():
+            staged = path.with_suffix(".new")
+            staged.write_bytes(content)
+            staged.replace(path)
+        return str(path)
+
+    def _prepare(self, table: list[Entry]) -> None:
+        while True:
+            answer = self._lane.rpc("slots_prepare", table)
+            if not answer["ok"]:
+                raise ValueError(answer["reason"])
+            if not answer["left"]:
+                return
+
+    def _engage(self, table: list[Entry]) -> None:
+        answer = self._lane.rpc("slots_engage", table, keep_packed=True)
+        if not answer["ok"]:
+            raise ValueError(answer["reason"])
+
+    def _clear(self) -> None:
+        """Nothing of a candidate stays in the engine."""
+        if not self._lane.warm:
+            return
+        try:
+            self._lane.ask("finish", run=False)
+            self._lane.rpc("slots_clear")
+        except (EngineGone, RuntimeError) as error:
+            _log.warning("the engine is started anew: %s", error)
+            self._lane.stop()
+
+    def _capture(self, definition: str) -> tuple[Floats, ...]:
+        answer = self._lane.rpc("slots_capture", definition, _CAPTURES, every=5, max_mib=16)
+        if not answer["ok"]:
+            raise ValueError(answer["reason"])
+        self._greedy(prompts(self._tokens(), 4, 12), 4)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "captured"
+            found = self._lane.rpc("slots_captured", str(folder))
+            return tuple(read_x(Path(call["path"])) for call in found["calls"])
+
+    def _tokens(self) -> list[list[int]]:
+        if not self._texts:
+            self._texts = self._lane.ask("tokenize", texts=list(TEXTS))["tokens"]
+        return self._texts
+
+
+def _served(counters: dict[str, Any], artifact: str) -> int:
+    """Calls that the artifact served since the counters were reset."""
+    found: dict[str, Any] = counters.get("artifacts", {}).get(artifact, {})
+    return int(found.get("served", {}).get("calls", 0))

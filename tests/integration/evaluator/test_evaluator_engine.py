@@ -1,0 +1,59 @@
+"""The end-to-end gate in a real vLLM, on the committed small model."""
+
+import importlib.util
+
+import pytest
+
+from polymorph.engine.launch import auto_dtype
+from polymorph.events.values import Gate, Verdict
+from polymorph.kernels.isa import Cpu
+from polymorph.kernels.schema import SignedManifest, Trace
+from polymorph.kernels.signing import Role, Signer, Trust, verify_manifest
+
+HEAD = "gemm_n3072_k256_f32"  # the small model's output layer
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="starts vLLM"),
+    pytest.mark.skipif(auto_dtype() != "float32", reason="the kernel of this test is for float32"),
+]
+
+
+async def test_a_winner_is_replayed_in_a_warm_engine_and_signed(asking_with_engine) -> None:
+    asking = asking_with_engine
+    honest = asking.solution(definition=HEAD)
+    source = honest.sources[0].content
+    call = "context->parallel_for(context, (c.n + PANEL - 1) / PANEL, 1, body, &c);"
+    slow = asking.solution(source.replace(call, f"for (int i = 0; i < 40; ++i) {call}"), definition=HEAD)
+    incumbent = await asking.incumbent(slow, Signer.load(asking.key))
+
+    event = await asking.decided(honest, Gate.G5_END_TO_END, seed=5, incumbent=incumbent)
+
+    assert (event.gate, event.verdict) == (Gate.G5_END_TO_END, Verdict.PASSED), event.reason
+    assert event.speedup is not None
+    assert event.speedup.low > 1.005
+    assert event.greedy_agreement == 1.0, "the two kernels give the same bits"
+    assert event.greedy_agreement_incumbent is not None
+    trust = Trust()
+    trust.add(Signer.load(asking.key).public, Role.EVALUATOR)
+    signed = SignedManifest.model_validate_json(await asking.bus.get_object(event.manifest or ""))
+    manifest = verify_manifest(signed, trust)
+    assert (manifest.artifact, manifest.definition) == (event.artifact, HEAD)
+    assert (manifest.min_m, manifest.max_m) == (1, 1)
+    assert manifest.hardware == Cpu.read().fingerprint
+    assert manifest.evidence == event.evidence
+    trace = Trace.model_validate_json(await asking.bus.get_object(event.evidence or ""))
+    replayed = trace.evaluation.performance["gates"]["G5"]["evidence"]
+    assert replayed["served_calls"] > 0
+    assert trace.x_polymorph.samples["G4"]["incumbent"] == "incumbent"
+    assert any(case.startswith("captured") for case in trace.evaluation.correctness["cases"])
+
+
+async def test_what_is_no_faster_end_to_end_is_not_signed(asking_with_engine) -> None:
+    asking = asking_with_engine
+    honest = asking.solution(definition=HEAD)
+    incumbent = await asking.incumbent(honest, Signer.load(asking.key))
+    event = await asking.decided(honest, Gate.G5_END_TO_END, seed=6, incumbent=incumbent)
+    assert event.verdict is Verdict.FAILED
+    assert event.manifest is None
