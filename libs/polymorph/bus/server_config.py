@@ -32,7 +32,7 @@ WORKER_HEARS = tuple(f"{topology.KEPT_VALUES}.{bucket}.>" for bucket in (*_WORKE
 WORKER_TELLS = ("polymorph.tel.worker.>",)
 WORKER_ANSWERS = ("polymorph.req.worker.>",)
 WATCH_ASKS = (f"$JS.API.DIRECT.GET.{topology.EVENTS_STREAM}",)
-WATCH_LOOKS = (f"$JS.API.STREAM.INFO.{topology.EVENTS_STREAM}",)
+WATCH_LOOKS = f"$JS.API.STREAM.INFO.{topology.EVENTS_STREAM}"
 WATCH_HEARS = (f"{topology.KEPT_EVENTS}.>",)
 
 
@@ -77,7 +77,7 @@ def _ctrl() -> list[str]:
         *(_service_export(subject, "WORK", "Singleton") for subject in WORKER_KEEPS),
         *(_stream_export(subject, "WORK") for subject in WORKER_HEARS),
         *(_service_export(subject, "WATCH", "Stream") for subject in WATCH_ASKS),
-        *(_service_export(subject, "WATCH", "Singleton") for subject in WATCH_LOOKS),
+        _service_export(WATCH_LOOKS, "WATCH", "Singleton"),
         *(_stream_export(subject, "WATCH") for subject in WATCH_HEARS),
     ]
     imports = [
@@ -101,7 +101,9 @@ def _work() -> list[str]:
 
 def _watch() -> list[str]:
     imports = [
-        *(_service_import(subject, "CTRL") for subject in (*WATCH_ASKS, *WATCH_LOOKS)),
+        *(_service_import(subject, "CTRL") for subject in WATCH_ASKS),
+        # Under its own name it would be answered twice: by CTRL, and by the server for an account without JetStream.
+        _service_import(WATCH_LOOKS, "CTRL", to=topology.EVENTS_DESCRIPTION),
         *(_stream_import(subject, "CTRL") for subject in WATCH_HEARS),
     ]
     return [_list("imports", imports)]
@@ -126,8 +128,9 @@ def _stream_export(subject: str, account: Account) -> str:
     return f"{{stream: {_text(subject)}, accounts: [{account}]}}"
 
 
-def _service_import(subject: str, account: Account) -> str:
-    return f"{{service: {{account: {account}, subject: {_text(subject)}}}}}"
+def _service_import(subject: str, account: Account, to: str | None = None) -> str:
+    here = "" if to is None else f", to: {_text(to)}"
+    return f"{{service: {{account: {account}, subject: {_text(subject)}}}{here}}}"
 
 
 def _stream_import(subject: str, account: Account) -> str:

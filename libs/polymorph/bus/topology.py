@@ -25,6 +25,8 @@ DEAD_LETTERS_SUBJECTS = "polymorph.dlq.>"
 
 KEPT_EVENTS = "polymorph.kept"
 """Where the server repeats an event once it is kept: `polymorph.kept.<domain>.<event>...`, core NATS."""
+EVENTS_DESCRIPTION = "polymorph.look.POLYMORPH_EVT"
+"""Where an account without JetStream of its own asks for the description of the event stream."""
 KEPT_VALUES = "polymorph.kv"
 """Where the server repeats a key-value entry once it is kept: `polymorph.kv.<bucket>.<key>`, core NATS."""
 

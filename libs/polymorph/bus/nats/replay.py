@@ -4,10 +4,13 @@ Each batch is read before the stream's extent, so that a purge between the two s
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 
 from nats.aio.msg import Msg
+from nats.js import api
+from nats.js import errors as js_errors
 
 from polymorph.bus import topology
 from polymorph.bus.errors import Unavailable
@@ -20,6 +23,7 @@ from polymorph.events.registry import Undecodable, open_envelope
 log = logging.getLogger(__name__)
 
 IDLE_LOOK_S = 5.0
+_NO_JETSTREAM_HERE = 10039
 
 
 class Replay:
@@ -30,6 +34,7 @@ class Replay:
         self._subjects = subjects
         self._after = after
         self._woken = asyncio.Event()
+        self._elsewhere = False
 
     async def records(self) -> AsyncIterator[StreamRecord | Gap]:
         """Kept events, then live ones, until the consumer of the iterator ends it."""
@@ -95,13 +100,21 @@ class Replay:
         return StreamRecord(str(Position(extent.epoch, stored.sequence)), stored.subject, envelope)
 
     async def _extent(self) -> Extent:
-        async def call(left: float) -> Extent:
-            del left
-            info = await self._connection.jetstream.stream_info(topology.EVENTS_STREAM)
-            created = info.created
-            epoch = 0 if created is None else int(created.timestamp() * 1000)
-            return Extent(epoch, info.state.first_seq, info.state.last_seq)
-
-        extent = await self._connection.until_answered("events", call)
+        info = await self._connection.until_answered("events", self._describe)
+        epoch = 0 if info.created is None else int(info.created.timestamp() * 1000)
         # A stream that never held anything says first 0; the next message will be 1.
-        return Extent(extent.epoch, max(extent.first, 1), extent.last)
+        return Extent(epoch, max(info.state.first_seq, 1), info.state.last_seq)
+
+    async def _describe(self, left: float) -> api.StreamInfo:
+        if not self._elsewhere:
+            try:
+                return await self._connection.jetstream.stream_info(topology.EVENTS_STREAM)
+            except js_errors.ServiceUnavailableError as error:
+                if error.err_code != _NO_JETSTREAM_HERE:
+                    raise
+                self._elsewhere = True
+        answer = await self._connection.client.request(topology.EVENTS_DESCRIPTION, timeout=left)
+        described = json.loads(answer.data)
+        if "error" in described:
+            raise js_errors.APIError.from_error(described["error"])
+        return api.StreamInfo.from_response(described)
