@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from polymorph.events.values import Quantiles
 
@@ -75,9 +75,12 @@ def mixture(parts: Sequence[tuple[float, Quantiles]]) -> Quantiles:
     if not total:
         return ZERO
     curves = [(weight / total, _knots(quantiles)) for weight, quantiles in weighted]
-    xs = sorted({x for _, (points, _) in curves for x in points})
-    ys = [sum(weight * _cdf(curve, x) for weight, curve in curves) for x in xs]
-    p10, p50, p90, p99 = (_invert(xs, ys, level) for level in _LEVELS)
+    line = [
+        (x, sum(weight * _cdf(curve, x, find) for weight, curve in curves))
+        for x in sorted({x for _, (points, _) in curves for x in points})
+        for find in (bisect.bisect_left, bisect.bisect_right)
+    ]
+    p10, p50, p90, p99 = (_invert(line, level) for level in _LEVELS)
     mean = sum(weight * quantiles.mean for weight, quantiles in weighted) / total
     return Quantiles(mean=mean, p10=p10, p50=p50, p90=p90, p99=p99)
 
@@ -86,13 +89,15 @@ _Curve = tuple[list[float], list[float]]
 
 
 def _knots(quantiles: Quantiles) -> _Curve:
-    start = max(0.0, 2 * quantiles.p10 - quantiles.p50) if quantiles.p50 > quantiles.p10 else quantiles.p10
-    return [start, quantiles.p10, quantiles.p50, quantiles.p90, quantiles.p99], [0.0, *_LEVELS]
+    p10, p50, p90, p99 = quantiles.p10, quantiles.p50, quantiles.p90, quantiles.p99
+    start, end = max(min(0.0, p10), 2 * p10 - p50), p99 + (p99 - p90) / 9
+    return [start, p10, p50, p90, p99, end], [0.0, *_LEVELS, 1.0]
 
 
-def _cdf(curve: _Curve, x: float) -> float:
+def _cdf(curve: _Curve, x: float, find: Callable[[list[float], float], int]) -> float:
+    """The share at or below `x` (`bisect_right`), or below it (`bisect_left`): they differ where values repeat."""
     points, levels = curve
-    index = bisect.bisect_right(points, x)
+    index = find(points, x)
     if index == 0:
         return 0.0
     if index == len(points):
@@ -101,11 +106,11 @@ def _cdf(curve: _Curve, x: float) -> float:
     return levels[index - 1] + (levels[index] - levels[index - 1]) * (x - left) / (right - left)
 
 
-def _invert(xs: Sequence[float], ys: Sequence[float], level: float) -> float:
-    index = bisect.bisect_left(ys, level)
+def _invert(line: Sequence[tuple[float, float]], level: float) -> float:
+    index = bisect.bisect_left(line, level - 1e-12, key=lambda point: point[1])
     if index == 0:
-        return xs[0]
-    if index == len(xs):
-        return xs[-1]
-    step = ys[index] - ys[index - 1]
-    return xs[index - 1] + (xs[index] - xs[index - 1]) * (level - ys[index - 1]) / step
+        return line[0][0]
+    if index == len(line):
+        return line[-1][0]
+    (x0, y0), (x1, y1) = line[index - 1], line[index]
+    return x0 + (x1 - x0) * (level - y0) / (y1 - y0)
