@@ -117,14 +117,14 @@ def candidates(n: int, k: int, m: int, isa: Any) -> list[Any]:
     from polymorph.kernels.definitions import linear_definition  # noqa: PLC0415
     from polymorph.kernels.isa import LANES  # noqa: PLC0415
 
-    base = LinearPattern(isa=isa, lanes=LANES[isa], panel=2 * LANES[isa], rows=6 if m > 1 else 1, unroll=4)
+    base = LinearPattern(isa=isa, lanes=LANES[isa], panel=2 * LANES[isa], rows=min(m, 6))
     if m == 1:
-        deep = replace(base, chains=2, unroll=2)
-        chosen = [deep, *(replace(deep, prefetch=ahead) for ahead in (512, 1024, 4096))]
-        chosen += [replace(deep, panel=4 * LANES[isa], prefetch=512), replace(deep, storage="float32")]
+        chosen = [base, replace(base, prefetch=0), replace(base, prefetch=4096), replace(base, sums=8)]
+        chosen += [replace(base, panel=4 * LANES[isa]), replace(base, storage="float32")]
     else:
+        chosen = [base, replace(base, panel=3 * LANES[isa], rows=min(m, 4)), replace(base, prefetch=0)]
+    if m > 6:
         float32 = replace(base, storage="float32")
-        chosen = [base, replace(base, prefetch=512), replace(base, panel=3 * LANES[isa], rows=4), float32]
         chosen += [replace(base, pack_x=True), replace(float32, pack_x=True), replace(base, widen_once=True)]
     seeds = [pattern.params() for pattern in chosen]
     proposer = propose_for(
@@ -150,7 +150,7 @@ def built(solutions: Sequence[Any], folder: Path) -> list[tuple[Any, str, str]]:
         params = solution.x_polymorph.params
         label = " ".join(
             [f"{params['storage']}{params['panel']}x{params['rows']}"]
-            + [f"{name}{params[name]}" for name in ("chains", "prefetch") if params[name] not in "01"]
+            + [f"{name}{params[name]}" for name in ("sums", "prefetch") if params[name] not in ("4", "512")]
             + [name for name in ("pack_x", "widen_once") if params[name] == "true"]
         )
         kernel = Kernel.from_content(library.read_bytes(), folder / "benchmark")

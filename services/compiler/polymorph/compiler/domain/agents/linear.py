@@ -33,12 +33,12 @@ class LinearPattern:
     storage: str = "pairs"
     panel: int = 16
     rows: int = 4
-    chains: int = 1
+    sums: int = 4
     lanes: int = 8
     pack_x: bool = False
     widen_once: bool = False
     unroll: int = 2
-    prefetch: int = 0
+    prefetch: int = 512
     grain: int = 1
     chunk: int = 64
     splits: int = 1
@@ -64,12 +64,12 @@ class LinearVocabulary:
             "storage": tuple(STORAGES),
             "rows": tuple(rows for rows in ROWS if rows <= max_m),
             "panel": (8, 16, 24, 32, 48, 64),
-            "chains": (1, 2, 4),
+            "sums": (1, 4, 8, 12),
             "pack_x": (False, True),
             "widen_once": (False, True),
             "lanes": tuple({lanes: None for tier in Isa if isa.runs(tier) for lanes in VECTORS[tier]}),
             "unroll": (1, 2, 4, 8),
-            "prefetch": (0, 512, 1024, 4096),
+            "prefetch": (512, 0, 1024, 4096),
             "engine": tuple(_TEMPLATES),
             "grain": (1, 2, 4),
             "chunk": (64, 32, 128, 256),
@@ -80,9 +80,8 @@ class LinearVocabulary:
     def bases(self) -> Iterator[LinearPattern]:
         """Where the search starts: a rule of thumb by tier and M, for each engine that the tier has."""
         lanes = LANES[self._isa]
-        one = LinearPattern(isa=self._isa, lanes=lanes, panel=2 * lanes, rows=1, chains=2, prefetch=512)
-        many = replace(one, rows=6 if REGISTERS[self._isa] == 16 else 12, chains=1, prefetch=0)
-        base = one if self._max_m == 1 else many
+        rows = 6 if REGISTERS[self._isa] == 16 else 12
+        base = LinearPattern(isa=self._isa, lanes=lanes, panel=2 * lanes, rows=rows)
         for engine in ("dot", "widen"):
             fitting = self.canonical(replace(base, engine=engine))
             if fitting is not None:
@@ -112,11 +111,10 @@ class LinearVocabulary:
             fitted = replace(fitted, widen_once=False)
         if self._max_m <= fitted.chunk:
             fitted = replace(fitted, chunk=64)
-        vectors = fitted.panel // fitted.lanes
-        sums = fitted.rows * vectors * fitted.chains
+        full = fitted.rows * (fitted.panel // fitted.lanes)
         # One register holds the broadcast value of x and one a weight; rows beyond one keep all weights of a step.
         spare = 1 if fitted.rows == 1 else 2
-        fits = sums + spare <= REGISTERS[fitted.isa] and fitted.unroll * fitted.chains <= 8
+        fits = max(full, fitted.sums) + spare <= REGISTERS[fitted.isa]
         return fitted if fits else None
 
     def sources(self, pattern: LinearPattern) -> tuple[SourceFile, ...]:
@@ -156,7 +154,7 @@ class LinearVocabulary:
             fixed = replace(pattern, lanes=16, pack_x=False, widen_once=False, splits=1)
             return fixed if able else None
         if pattern.engine == "split":
-            fixed = replace(pattern, chains=1, pack_x=False, widen_once=False, grain=1, chunk=64)
+            fixed = replace(pattern, sums=1, pack_x=False, widen_once=False, grain=1, chunk=64)
             return None if narrow else replace(fixed, splits=max(2, pattern.splits))
         if pattern.isa is Isa.AVX512_BF16:
             # Its instructions are the dot products: without them the code is that of the tier below.

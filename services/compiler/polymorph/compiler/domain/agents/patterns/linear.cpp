@@ -7,7 +7,7 @@ using namespace layout;
 
 constexpr int LANES = $lanes;            // floats in a vector
 constexpr int ROWS = $rows;              // rows of x in one register block, at most
-constexpr int CHAINS = $chains;          // independent sums for one output
+constexpr int SUMS = $sums;              // vectors of sums in flight, at least: low blocks take K in parts for it
 constexpr int64_t PREFETCH = $prefetch;  // bytes of weight fetched ahead
 constexpr int64_t GRAIN = $grain;        // panels that a thread takes at least
 constexpr bool PACK_X = $pack_x;         // x is copied first, the rows of a register block side by side
@@ -16,6 +16,7 @@ constexpr int64_t CHUNK = $chunk;        // rows of x that stay in the cache bes
 using scalar = given;                    // of x, bias and y
 
 constexpr int COLUMNS = PANEL / LANES;
+constexpr int chains(int rows) { return rows * COLUMNS < SUMS ? SUMS / (rows * COLUMNS) : 1; }
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -88,6 +89,7 @@ void store(const Job &job, int64_t m, int64_t n, vec (&sum)[R][COLUMNS]) {
 // R rows of x, from row m on, times one panel, whose columns begin at n.
 template <int R, int D, typename W>
 void block(const Job &job, const float *x, int64_t row, int64_t column, const W *w, int64_t m, int64_t n) {
+  constexpr int CHAINS = chains(R);
   vec part[CHAINS][R][COLUMNS] = {};
   int64_t k = 0;
 #pragma GCC unroll $unroll

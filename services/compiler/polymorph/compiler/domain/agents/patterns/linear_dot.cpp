@@ -8,11 +8,12 @@ namespace {
 using namespace layout;
 
 constexpr int ROWS = $rows;              // rows of x in one register block, at most
-constexpr int CHAINS = $chains;          // independent sums for one output
+constexpr int SUMS = $sums;              // vectors of sums in flight, at least: low blocks take K in parts for it
 constexpr int64_t PREFETCH = $prefetch;  // bytes of weight fetched ahead
 constexpr int64_t GRAIN = $grain;        // panels that a thread takes at least
 constexpr int64_t CHUNK = $chunk;        // rows of x that stay in the cache beside a panel
 constexpr int COLUMNS = PANEL / 16;
+constexpr int chains(int rows) { return rows * COLUMNS < SUMS ? SUMS / (rows * COLUMNS) : 1; }
 constexpr int64_t PAIRS = K / 2;
 
 struct Job {
@@ -47,6 +48,7 @@ __attribute__((always_inline)) inline void step(const uint16_t *x, int64_t strid
 
 template <int R>
 void block(const Job &job, const uint16_t *w, int64_t m, int64_t n) {
+  constexpr int CHAINS = chains(R);
   __m512 part[CHAINS][R][COLUMNS] = {};
   const uint16_t *x = job.x + m * job.x_stride;
   int64_t s = 0;
