@@ -46,8 +46,8 @@ class _Prepared:
 class Correctness:
     """Compares a library with the reference, and with the incumbent's error in a process of its own."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, lane: Lane, *, call_s: float = _CALL_S) -> None:
+        self._lane, self._call_s = lane, call_s
 
     def examine(self, subject: Subject, library: bytes) -> Outcome:
         most = largest_tried(subject.operation, subject.max_m)
@@ -87,7 +87,7 @@ class Correctness:
             if op.packs:
                 process.ask("pack", arm="native", name=WEIGHTS, weights=[spec])
             for item in prepared:
-                with _Call(process, op, item) as call:
+                with _Call(process, op, item, self._call_s) as call:
                     found[item.case.name] = call.run("native", weights=WEIGHTS)
         return found
 
@@ -105,7 +105,7 @@ class Correctness:
         with self._lane.process({"candidate": [buffers.library(library)]}) as process:
             self._pack(process, subject, weight)
             for item in prepared:
-                with _Call(process, op, item) as call:
+                with _Call(process, op, item, self._call_s) as call:
                     first, second = (call.run("candidate", rubbish=value) for value in _RUBBISH)
                     if first is None or second is None:
                         continue
@@ -137,7 +137,7 @@ class Correctness:
         x[:, column] = 1
         given = inputs(op, case, changed, rng, given=x)
         item = _Prepared(case, given, {})
-        with _Call(process, op, item) as call:
+        with _Call(process, op, item, self._call_s) as call:
             output = call.run("candidate", rubbish=_RUBBISH[0])
         if output is None or load(output["y"], op.dtype)[0, row] != changed[row, column]:
             raise GateFailed(
@@ -149,8 +149,8 @@ class Correctness:
 class _Call:
     """One case in one process: maps what it needs, runs it, unmaps."""
 
-    def __init__(self, process: Process, op: Operation, item: _Prepared) -> None:
-        self._process, self._op, self._item = process, op, item
+    def __init__(self, process: Process, op: Operation, item: _Prepared, call_s: float) -> None:
+        self._process, self._op, self._item, self._call_s = process, op, item, call_s
         self._outputs = Outputs(op, item.case)
         self._specs: list[dict[str, Any]] = []
 
@@ -171,7 +171,7 @@ class _Call:
         self._outputs.poison()
         answer = self._process.ask(
             "call", arm=arm, load=0, inputs=specs(self._op, self._item.given), outputs=self._specs,
-            rubbish=rubbish, weights=weights, timeout_s=_CALL_S,
+            rubbish=rubbish, weights=weights, timeout_s=self._call_s,
         )  # fmt: skip
         rc = answer["rc"]
         if rc == -1001:

@@ -1,0 +1,36 @@
+"""The sandbox itself: what it refuses, and that less isolation than demanded stops the evaluator."""
+
+import pytest
+
+from polymorph.evaluator.adapters.sandbox import isolation
+from polymorph.evaluator.adapters.sandbox.isolation import Isolation, IsolationTooWeak
+from polymorph.evaluator.settings import EvaluatorSettings
+
+
+def test_a_host_that_isolates_less_than_demanded_evaluates_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(isolation, "detect", lambda: Isolation.PROCESS)
+    with pytest.raises(IsolationTooWeak, match="at least filtered is demanded"):
+        isolation.require(Isolation.FILTERED)
+
+
+def test_the_level_of_this_host_is_told_in_words() -> None:
+    assert isolation.describe(Isolation.PROCESS) == "process: rlimits"
+    assert "seccomp" in isolation.describe(Isolation.NAMESPACED)
+
+
+def test_an_unknown_level_is_refused_by_the_settings() -> None:
+    with pytest.raises(ValueError, match="one of process, filtered, namespaced"):
+        EvaluatorSettings(min_isolation="none").isolation()
+
+
+def test_the_compiler_writes_nowhere_but_its_folder(gates, tmp_path) -> None:
+    target = tmp_path / "outside"
+    done = gates.builder.runner(["/bin/sh", "-c", f"echo x > {target}"], gates.builder.folder)
+    assert done.returncode != 0
+    assert not target.exists()
+
+
+def test_the_compiler_reaches_no_network_and_no_secret(gates) -> None:
+    done = gates.builder.runner(["/bin/sh", "-c", "cat /etc/passwd; env"], gates.builder.folder)
+    assert "root:" not in done.stdout
+    assert "POLYMORPH" not in done.stdout
