@@ -73,14 +73,12 @@ def free_packages() -> set[str]:
     return free
 
 
-def packaged_files() -> Iterator[Path]:
-    """Documentation and man pages of free packages that are really there."""
-    for package in sorted(free_packages()):
-        for name in sorted((DPKG / "info").glob(f"{package}*.list")):
-            if name.name.removesuffix(".list").partition(":")[0] == package:
-                yield from (
-                    Path(line) for line in name.read_text().splitlines() if line.startswith("/usr/share/")
-                )
+def packaged_files() -> Iterator[str]:
+    """Names of the files of free packages."""
+    free = free_packages()
+    for listed in sorted((DPKG / "info").glob("*.list")):
+        if listed.name.removesuffix(".list").partition(":")[0] in free:
+            yield from listed.read_text().splitlines()
 
 
 def prose_files() -> dict[str, Path]:
@@ -88,11 +86,13 @@ def prose_files() -> dict[str, Path]:
     found = {f"licence/{path.name}": path for path in sorted(LICENSES.glob("*")) if not path.is_symlink()}
     if not (DPKG / "status").is_file():
         return found
-    for path in packaged_files():
-        if path.parent.parent == MAN and path.parent.name in MAN_SECTIONS and path.suffix == ".gz":
-            found[f"man/{path.name}"] = path
-        elif DOCS in path.parents and DOC_NAMES.match(path.name) and not DOC_REFUSED.search(path.name):
-            found[f"doc/{path.relative_to(DOCS)}"] = path
+    manuals = {str(MAN / section) for section in MAN_SECTIONS}
+    for line in packaged_files():
+        folder, _, name = line.rpartition("/")
+        if folder in manuals and name.endswith(".gz"):
+            found[f"man/{name}"] = Path(line)
+        elif line.startswith(f"{DOCS}/") and DOC_NAMES.match(name) and not DOC_REFUSED.search(name):
+            found[f"doc/{line.removeprefix(f'{DOCS}/')}"] = Path(line)
     return {name: path for name, path in found.items() if path.is_file()}
 
 
@@ -103,8 +103,7 @@ def read_text(path: Path) -> str | None:
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     except (OSError, EOFError, UnicodeDecodeError):
         return None
-    foreign = sum(1 for character in text if ord(character) > 126)
-    if foreign * 50 > len(text):
+    if not text.isascii() and sum(character > "~" for character in text) * 50 > len(text):
         return None
     return text.replace("\r\n", "\n").expandtabs(8)[:LARGEST]
 

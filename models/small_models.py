@@ -68,7 +68,7 @@ class SmallModel:
         return MoeModel(config) if self.experts else Qwen3ForCausalLM(config)
 
 
-DENSE = SmallModel("tiny-dense", steps=800, layers=4, learning_rate=2.5e-3, seed=1)
-MOE = SmallModel("tiny-moe", steps=600, layers=4, learning_rate=2.5e-3, seed=2, experts=8)
-DRAFT = SmallModel("tiny-draft", steps=800, layers=1, learning_rate=4e-3, seed=3, teacher="tiny-dense")
-MODELS = {model.name: model for model in (DENSE, MOE, DRAFT)}
+DENSE = SmallModel("tiny-dense", steps=400, layers=4, learning_rate=2.5e-3, seed=1)
+MOE = SmallModel("tiny-moe", steps=240, layers=4, learning_rate=2.5e-3, seed=2, experts=8)
+DRAFT = SmallModel("tiny-draft", steps=300, layers=1, learning_rate=4e-3, seed=3, teacher="tiny-dense")
+MODELS = {model.name: model for model in (DENSE, DRAFT, MOE)}

@@ -11,10 +11,12 @@ import math
 import shutil
 import sys
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bench_moe
 import corpus
 import numpy as np
 import small_tokenizer
@@ -26,6 +28,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 CACHE = HERE / ".cache"
 ROWS = 4
 WARMUP = 40
+COOL_DOWN = 0.28  # of the steps
 KEEP_EVERY = 50
 AGAIN = 75  # EX_TEMPFAIL: not done, run again
 WEIGHT_DECAY = 0.05
@@ -53,21 +56,17 @@ def shared_tokenizer(*, fresh: bool) -> PreTrainedTokenizerFast:
 
 
 def corpus_key() -> str:
-    """Names tokenizer and corpus makers by their content."""
-    names = ["corpus.py", "corpus_sources.py", "corpus_records.py", "corpus_chat.py", "tokens.py"]
-    total = hashlib.sha256((DENSE.folder / "tokenizer.json").read_bytes())
-    for name in names:
-        total.update((HERE / name).read_bytes())
-    return total.hexdigest()[:16]
+    """Names the tokenizer and the kind of text, so that a kept place is used for the same training only."""
+    learnt = hashlib.sha256((DENSE.folder / "tokenizer.json").read_bytes()).hexdigest()
+    return f"v{corpus.VERSION}-{learnt[:12]}"
 
 
 def rate(model: SmallModel, step: int) -> float:
-    """Linear warm-up, then a cosine down to zero."""
+    """Linear warm-up, the first half of a cosine, and a straight line to zero at the end."""
     if step < WARMUP:
         return model.learning_rate * (step + 1) / WARMUP
-    return (
-        model.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / max(1, model.steps - WARMUP)))
-    )
+    cosine = 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / max(1, 2 * model.steps - WARMUP)))
+    return model.learning_rate * cosine * min(1.0, (model.steps - step) / (COOL_DOWN * model.steps))
 
 
 def optimizer(network: PreTrainedModel) -> torch.optim.AdamW:
@@ -158,11 +157,13 @@ class Training:
 
     def run(self, deadline: float) -> None:
         began, first = time.monotonic(), self.step
+        recent: deque[float] = deque(maxlen=KEEP_EVERY)
         while self.step < self.model.steps:
-            loss = self.advance()
+            recent.append(self.advance())
             if self.step % KEEP_EVERY == 0 or self.step == self.model.steps:
                 pace = (time.monotonic() - began) / (self.step - first)
                 left = pace * (self.model.steps - self.step)
+                loss = sum(recent) / len(recent)
                 say(
                     f"{self.model.name}: step {self.step}/{self.model.steps} loss {loss:.3f}, {left:.0f} s left"
                 )
@@ -249,6 +250,8 @@ def main() -> int:
     try:
         for model in chosen:
             make(model, tokenizer, deadline)
+        if options.all:
+            bench_moe.write(tokenizer)
     except OutOfTime:
         say("out of time: the place is kept, run the same command again (without --fresh) to go on")
         return AGAIN
