@@ -41,7 +41,9 @@ class Window:
     @property
     def empty(self) -> bool:
         """Nothing arrived, ran or ended."""
-        return not (self._arrivals or self._in_flight or self._prompt.count or self._steps.step_s)
+        return not any(
+            (self._arrivals, self._in_flight, self._busy_s, self._prompt.count, self._steps.step_s)
+        )
 
     def take(self, message: Message) -> None:
         """Folds one message in; messages of other kinds are none of a window's business."""
