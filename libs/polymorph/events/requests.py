@@ -122,3 +122,8 @@ class ControlAnswer(Value):
 
 
 REQUESTS: tuple[type[Request], ...] = (PlaceRequest, LeaseHost, ControlSlots)
+ANSWERS: dict[type[Request], tuple[type[Value], ...]] = {
+    PlaceRequest: (Placed, Held, Unplaceable),
+    LeaseHost: (LeaseAnswer,),
+    ControlSlots: (ControlAnswer,),
+}

@@ -90,3 +90,6 @@ class WorkerRecord(Value):
     kv_capacity_tokens: int = 0
     max_num_seqs: int = 0
     started_at: dt.datetime
+
+
+STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord)

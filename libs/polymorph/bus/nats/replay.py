@@ -117,4 +117,5 @@ class Replay:
         described = json.loads(answer.data)
         if "error" in described:
             raise js_errors.APIError.from_error(described["error"])
-        return api.StreamInfo.from_response(described)
+        info: api.StreamInfo = api.StreamInfo.from_response(described)
+        return info
