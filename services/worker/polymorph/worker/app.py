@@ -54,7 +54,7 @@ class Worker:
         plane = ControlPlane(self._settings.nats, self._settings.worker_id, self._clock, registry)
         connecting = asyncio.create_task(plane.run())
         try:
-            launch = self._launch()
+            launch = await asyncio.to_thread(self._launch)
             engine = await self._started(launch, stop)
             if engine is not None:
                 await self._serve(engine, launch, sock, plane, registry, stop)

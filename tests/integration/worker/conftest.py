@@ -1,0 +1,216 @@
+"""One real worker for all tests of this folder: nats-server, vLLM on a small model, keys, a kernel."""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from polymorph.bus import topology
+from polymorph.bus.nats import NatsBus
+from polymorph.bus.provision import provision
+from polymorph.bus.server import NatsServer
+from polymorph.config.clock import SystemClock
+from polymorph.events.state import DesiredState, Mode, PromoterSignature, WorkerRecord
+from polymorph.events.values import KernelBinding, Numerics, Revision
+from polymorph.kernels.isa import Cpu
+from polymorph.kernels.schema import Manifest
+from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "models" / "tiny-dense"
+SOURCE = ROOT / "tests" / "unit" / "engine" / "packed_gemm.cpp"
+ABI = ROOT / "libs" / "polymorph" / "kernels" / "abi"
+POOL = "tiny"
+WORKER = "w1"
+START_S = 180.0
+
+
+def _run(work: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+@dataclass
+class House:
+    """The worker's surroundings; `process` is the worker."""
+
+    folder: Path
+    nats: NatsServer
+    port: int
+    evaluator: Signer
+    promoter: Signer
+    process: subprocess.Popen[bytes]
+    generation: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "worker.log").read_text(errors="replace")
+
+    def build(self, *defines: str, source: Path = SOURCE) -> bytes:
+        target = self.folder / f"kernel{hashlib.sha256(repr((defines, source)).encode()).hexdigest()[:8]}.so"
+        flags = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
+        flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
+        subprocess.run(["g++", *flags, str(source), "-o", str(target)], check=True)
+        return target.read_bytes()
+
+    async def sign(self, bus: NatsBus, library: bytes, definition: str, **changes: Any) -> KernelBinding:
+        """Puts a kernel and its signed manifest into the object store; `changes` are to the manifest."""
+        artifact = await bus.put_object(library)
+        fields = {
+            "artifact": artifact,
+            "definition": definition,
+            "definition_digest": "0" * 64,
+            "solution": "1" * 64,
+            "hardware": Cpu.read().fingerprint,
+            "isa": Cpu.read().isa.name,
+            "toolchain": "test",
+            "layout": None,
+            "numerics": Numerics.REORDERED,
+            "min_m": 1,
+            "max_m": 1 << 30,
+            "evidence": "2" * 64,
+        } | changes
+        signed = sign_manifest(Manifest(**fields), changes.pop("signer", self.evaluator))
+        manifest = await bus.put_object(signed.canonical())
+        return KernelBinding(
+            definition=definition,
+            min_m=1,
+            max_m=1 << 30,
+            manifest=manifest,
+            artifact=artifact,
+            numerics=Numerics.REORDERED,
+        )
+
+    async def desire(
+        self, bus: NatsBus, *kernels: KernelBinding, signer: Signer | None = None
+    ) -> DesiredState:
+        """Makes `kernels` the stable revision of the next generation."""
+        self.generation += 1
+        signer = signer or self.promoter
+        name = "empty" if not kernels else f"r{self.generation}"
+        state = DesiredState(
+            pool=POOL,
+            generation=self.generation,
+            mode=Mode.CANARY,
+            stable=Revision(revision=name, kernels=kernels),
+        )
+        signature = PromoterSignature(key_id=signer.key_id, signature=signer.sign(state.signed_content()))
+        state = state.model_copy(update={"signature": signature})
+        await bus.kv_put(topology.DESIRED, POOL, state.model_dump_json().encode())
+        return state
+
+    async def record(self, bus: NatsBus) -> WorkerRecord:
+        entry = await bus.kv_get(topology.WORKERS, WORKER)
+        return WorkerRecord.model_validate_json(entry.value or b"")
+
+
+def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> subprocess.Popen[bytes]:
+    settings = nats.settings("worker")
+    assert settings.password is not None
+    variables = {
+        "WORKER_ID": WORKER,
+        "PORT": str(port),
+        "MODEL": str(MODEL),
+        "SERVED_MODEL_NAME": "tiny-dense",
+        "POOL": POOL,
+        "MAX_MODEL_LEN": "512",
+        "MAX_NUM_SEQS": "8",
+        "ENFORCE_EAGER": "1",
+        "TRUST_FILE": str(folder / "trust.json"),
+        "DATA_DIR": str(folder / "data"),
+        "DRAIN_TIMEOUT_S": "30",
+        "NATS__URL": settings.url,
+        "NATS__USER": settings.user or "",
+        "NATS__PASSWORD": settings.password.get_secret_value(),
+        "NATS__INBOX_PREFIX": settings.inbox_prefix,
+    } | extra
+    environment = {**os.environ, **{f"POLYMORPH_WORKER_{name}": value for name, value in variables.items()}}
+    with (folder / "worker.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "polymorph.worker"], env=environment, stdout=log, stderr=log, cwd=folder
+        )
+
+
+def wait_until_served(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=1):
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError(f"the worker does not serve:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+@pytest.fixture(scope="package")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("worker")
+    port, nats_port, monitor = _free_ports(3)
+    nats = NatsServer(folder / "nats", port=nats_port, monitor_port=monitor)
+    evaluator, promoter = Signer.generate(folder / "e.pem"), Signer.generate(folder / "p.pem")
+    trust = Trust()
+    trust.add(evaluator.public, Role.EVALUATOR)
+    trust.add(promoter.public, Role.PROMOTER)
+    trust.save(folder / "trust.json")
+
+    async def begin() -> None:
+        await nats.start()
+        await provision(nats.settings("operator"), monitor_url=nats.monitor_url)
+
+    _run(begin())
+    process = start_worker(folder, nats, port)
+    try:
+        wait_until_served(process, f"http://127.0.0.1:{port}", folder / "worker.log")
+        yield House(folder, nats, port, evaluator, promoter, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _run(nats.kill())
+
+
+@pytest_asyncio.fixture
+async def bus(house: House) -> AsyncIterator[NatsBus]:
+    made = await NatsBus.connect(house.nats.settings("compiler"), "/polymorph/test/0", SystemClock())
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def definition() -> str:
+    """The largest layer of the small model that repeats."""
+    config = json.loads((MODEL / "config.json").read_text())
+    return f"gemm_n{2 * config['intermediate_size']}_k{config['hidden_size']}_f32"

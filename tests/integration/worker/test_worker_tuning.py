@@ -1,0 +1,184 @@
+"""Kernels reach a worker that serves: verified, tested beside it, engaged between steps, read back; or refused."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polymorph.bus import topology
+from polymorph.bus.nats import NatsBus
+from polymorph.bus.port import StreamRecord
+from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
+from polymorph.events.state import Quarantine
+from polymorph.kernels.signing import Signer
+
+pytestmark = [pytest.mark.engine, pytest.mark.real]
+
+_CRASHES = (
+    '#include "polymorph_kernel.h"\nextern "C" int32_t pm_run(const pm_context *, const pm_tensor *, int32_t, \
+const pm_tensor *, int32_t) { __builtin_trap(); }\n'
+)
+
+
+@contextlib.asynccontextmanager
+async def _events(bus: NatsBus) -> AsyncIterator["asyncio.Queue[dict[str, Any]]"]:
+    """What the worker publishes from now on."""
+    heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def follow() -> None:
+        async for record in bus.events(subjects="polymorph.evt.worker.>", after="0-0"):
+            if isinstance(record, StreamRecord):
+                heard.put_nowait({"type": record.envelope.type.split(".")[3], **record.envelope.data})
+
+    task = asyncio.create_task(follow())
+    try:
+        yield heard
+    finally:
+        task.cancel()
+
+
+async def _answer(heard: "asyncio.Queue[dict[str, Any]]", generation: int) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        while True:
+            event = await heard.get()
+            if event.get("generation") == generation:
+                return event
+
+
+async def _tokens(url: str, prompt: str, tokens: int = 16) -> str:
+    body = {
+        "model": "tiny-dense",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    async with httpx.AsyncClient(timeout=120) as client:
+        answer = await client.post(f"{url}/v1/completions", json=body)
+    answer.raise_for_status()
+    assert answer.json()["usage"]["completion_tokens"] == tokens
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+async def test_a_signed_kernel_is_engaged_under_traffic(house: Any, bus: NatsBus, definition: str) -> None:
+    native = await _tokens(house.url, "def main():", 32)
+    async with _events(bus) as heard:
+        traffic = [asyncio.create_task(_tokens(house.url, f"chat number {n}", 200)) for n in range(4)]
+        kernel = await house.sign(bus, house.build(), definition)
+        desired = await house.desire(bus, kernel)
+        event = await _answer(heard, desired.generation)
+        assert event["type"] == "loaded", event
+        assert event["kernels"] == [kernel.artifact]
+        assert event["served_calls"] > 0
+        assert event["paused_s"] < 1.0
+        await asyncio.gather(*traffic)
+    assert await _tokens(house.url, "def main():", 32) == native
+    async with asyncio.timeout(10):
+        while (await house.record(bus)).revision != desired.stable.revision:
+            await asyncio.sleep(0.1)
+
+
+async def test_slots_switch_for_a_measurement_and_come_back(house: Any, bus: NatsBus) -> None:
+    async def control(revision: Any, ttl_s: float) -> ControlAnswer:
+        request = ControlSlots(worker_id="w1", revision=revision, ttl_s=ttl_s)
+        return ControlAnswer.model_validate_json(await bus.request(request, timeout_s=10))
+
+    emptied = await control("empty", 60)
+    assert emptied.ok
+    await _tokens(house.url, "the code of the engine itself")
+    restored = await control("stable", 60)
+    assert restored.served_calls == emptied.served_calls
+    await _tokens(house.url, "the kernel again")
+    served = (await control("stable", 60)).served_calls
+    assert served > restored.served_calls
+    await control("empty", 0.5)
+    async with asyncio.timeout(10):
+        while (await control_calls(bus)) <= served:
+            await asyncio.sleep(0.7)
+            await _tokens(house.url, "back by itself", 4)
+
+
+async def control_calls(bus: NatsBus) -> int:
+    """Asks for what already holds; only the count in the answer matters."""
+    request = ControlSlots(worker_id="w1", revision="stable", ttl_s=1)
+    return ControlAnswer.model_validate_json(await bus.request(request, timeout_s=10)).served_calls
+
+
+@pytest.mark.parametrize("case", ["not-the-evaluator", "other-hardware", "quarantined", "wrong-promoter"])
+async def test_refuses(house: Any, bus: NatsBus, definition: str, case: str, tmp_path: Path) -> None:
+    stranger = Signer.generate(tmp_path / "stranger.pem")
+    library = house.build(f"-DREFUSES_ABOVE={100 + len(case)}")
+    changes: dict[str, Any] = {}
+    if case == "other-hardware":
+        changes["hardware"] = "another-machine"
+    if case == "not-the-evaluator":
+        changes["signer"] = stranger
+    kernel = await house.sign(bus, library, definition, **changes)
+    if case == "quarantined":
+        held = Quarantine(artifact=kernel.artifact, reason="test", since="2026-01-01T00:00:00Z")
+        await bus.kv_put(topology.QUARANTINE, kernel.artifact, held.model_dump_json().encode())
+    before = (await house.record(bus)).revision
+    async with _events(bus) as heard:
+        desired = await house.desire(bus, kernel, signer=stranger if case == "wrong-promoter" else None)
+        event = await _answer(heard, desired.generation)
+    assert event["type"] == "refused", event
+    expected = {
+        "not-the-evaluator": "not trusted",
+        "wrong-promoter": "not trusted",
+        "other-hardware": "another-machine",
+        "quarantined": "quarantine",
+    }
+    assert expected[case] in event["reason"]
+    assert (await house.record(bus)).revision == before
+    assert await _tokens(house.url, "still here")
+
+
+async def test_a_kernel_that_crashes_is_refused_and_nothing_else_dies(
+    house: Any, bus: NatsBus, definition: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "crash.cpp"
+    source.write_text(_CRASHES)
+    kernel = await house.sign(bus, house.build(source=source), definition)
+    async with _events(bus) as heard:
+        desired = await house.desire(bus, kernel)
+        event = await _answer(heard, desired.generation)
+    assert event["type"] == "refused", event
+    assert "self-test" in event["reason"]
+    assert await _tokens(house.url, "still here")
+
+
+async def test_rolls_back_to_empty_slots(house: Any, bus: NatsBus) -> None:
+    async with _events(bus) as heard:
+        desired = await house.desire(bus)
+        event = await _answer(heard, desired.generation)
+    assert event["type"] == "loaded", event
+    assert event["revision"] == "empty"
+    assert event["kernels"] == []
+
+
+async def test_a_burst_ends_by_itself_and_is_reported(house: Any, bus: NatsBus) -> None:
+    async def lease(**fields: Any) -> LeaseAnswer:
+        request = LeaseHost(**({"worker_id": "w1", "lease_id": "l1", "burst_s": 0.3} | fields))
+        return LeaseAnswer.model_validate_json(await bus.request(request, timeout_s=10))
+
+    async with _events(bus) as heard:
+        traffic = asyncio.create_task(_tokens(house.url, "a long answer", 200))
+        await asyncio.sleep(0.2)
+        assert (await lease()).granted
+        other = await lease(lease_id="l2")
+        assert not other.granted
+        released = await lease(release=True)
+        assert 0 < released.paused_s <= 0.6
+        assert (await lease()).granted
+        # Nobody releases this one: the evaluator is dead. The request ends all the same.
+        await traffic
+        async with asyncio.timeout(30):
+            while (event := await heard.get())["type"] != "host-leased":
+                pass
+    assert event["bursts"] == 2
+    assert 0 < event["stolen_s"] < 1.2

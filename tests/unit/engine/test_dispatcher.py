@@ -1,0 +1,181 @@
+"""The dispatcher in this process, without vLLM: torch's own linear is the native code here."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polymorph.engine.bindings import BindingRefused
+from polymorph.engine.capture import collect
+from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.slots import Slots
+from polymorph.engine.weights import WeightStore
+
+TORCH = 2
+SOURCE = Path(__file__).parent / "packed_gemm.cpp"
+ABI = Path(__file__).parents[3] / "libs" / "polymorph" / "kernels" / "abi"
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("kernels")
+    made = {}
+    for name, defines in (("all", []), ("small", ["-DREFUSES_ABOVE=4"])):
+        path = folder / f"{name}.so"
+        flags = ["-O2", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
+        flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
+        subprocess.run(["g++", *flags, str(SOURCE), "-o", str(path)], check=True)
+        made[name] = str(path)
+    return made
+
+
+class Layer:
+    """One linear layer of a width that no other test uses, so that counters are its own."""
+
+    _k = 16
+
+    def __init__(self, *, exact: bool = True, budget: int = 1 << 30, packed: int = 1 << 30) -> None:
+        Layer._k += 16
+        self.n, self.k = 32, Layer._k
+        weight = torch.randn(self.n, self.k)
+        self.weight = weight.bfloat16().float() if exact else weight
+        self.slots = Slots(ops=load(), weights=WeightStore(budget), packed_budget=packed)
+        self.definition = f"gemm_n{self.n}_k{self.k}_f32"
+        self.layer_id = self.slots.add_linear(self.weight, TORCH, self.weight, held_by_model=False)
+
+    def __call__(self, x: Any, bias: Any = None) -> Any:
+        return self.slots.ops.linear(x, bias, self.layer_id, self.n)
+
+    def binding(self, path: str, artifact: str, min_m: int = 1, max_m: int = 1 << 30) -> dict[str, Any]:
+        return {
+            "definition": self.definition,
+            "min_m": min_m,
+            "max_m": max_m,
+            "path": path,
+            "artifact": artifact,
+        }
+
+    def counts(self) -> dict[str, Any]:
+        import json
+
+        return json.loads(self.slots.ops.read_counters(False))
+
+
+def test_an_empty_slot_runs_the_native_code_bit_for_bit() -> None:
+    layer = Layer()
+    x = torch.randn(3, layer.k)
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight))
+    counts = layer.counts()["definitions"][layer.definition]
+    assert counts["native"]["calls"] == 1
+    assert counts["by_m"]["4"]["calls"] == 1
+
+
+def test_an_engaged_kernel_serves_its_buckets_alone(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    layer.slots.engage([layer.binding(libraries["all"], "k-buckets", 2, 8)])
+    for m in (1, 2, 8, 9):
+        x = torch.randn(m, layer.k)
+        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight))
+    counts = layer.counts()
+    assert counts["artifacts"]["k-buckets"]["served"]["calls"] == 2
+    assert counts["definitions"][layer.definition]["native"]["calls"] == 2
+
+
+def test_bias_and_more_than_two_dimensions(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    layer.slots.engage([layer.binding(libraries["all"], "k-bias")])
+    x, bias = torch.randn(2, 3, layer.k), torch.randn(layer.n)
+    torch.testing.assert_close(layer(x, bias), torch.nn.functional.linear(x, layer.weight, bias))
+    assert layer.counts()["artifacts"]["k-bias"]["served"]["calls"] == 1
+
+
+def test_a_kernel_that_cannot_serve_leaves_the_call_to_the_native_code(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    layer.slots.engage([layer.binding(libraries["small"], "k-small")])
+    x = torch.randn(7, layer.k)
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight))
+    assert layer.counts()["artifacts"]["k-small"] == {"served": {"calls": 0, "ns": 0}, "errors": 1}
+
+
+def test_a_refused_table_leaves_the_old_one(libraries: dict[str, str]) -> None:
+    layer = Layer(exact=False)
+    with pytest.raises(BindingRefused, match="pm_pack refused"):
+        layer.slots.engage([layer.binding(libraries["all"], "k-inexact")])
+    x = torch.randn(1, layer.k)
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight))
+
+
+def test_clear_frees_what_was_packed(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    layer.slots.engage([layer.binding(libraries["all"], "k-clear")])
+    assert layer.slots.packed_bytes() == layer.n * layer.k * 2
+    layer.slots.engage([], keep_packed=True)
+    assert layer.slots.packed_bytes() > 0
+    layer.slots.clear()
+    assert layer.slots.packed_bytes() == 0
+    x = torch.randn(1, layer.k)
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight))
+
+
+def test_one_packed_weight_serves_all_kernels_of_a_layout(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    bindings = [
+        layer.binding(libraries["all"], "k-low", 1, 4) | {"layout": "panels"},
+        layer.binding(libraries["small"], "k-high", 5, 16) | {"layout": "panels"},
+    ]
+    assert layer.slots.prepare(bindings, 10.0) == 0
+    layer.slots.engage(bindings)
+    assert layer.slots.packed_bytes() == layer.n * layer.k * 2
+
+
+def test_budgets_refuse_with_what_would_be_right(libraries: dict[str, str]) -> None:
+    forgotten = Layer(budget=0)
+    with pytest.raises(BindingRefused, match="was not kept"):
+        forgotten.slots.engage([forgotten.binding(libraries["all"], "k-forgotten")])
+    narrow = Layer(packed=8)
+    with pytest.raises(BindingRefused, match="budget of"):
+        narrow.slots.engage([narrow.binding(libraries["all"], "k-narrow")])
+
+
+def test_a_reloaded_weight_empties_the_slots_and_packs_anew(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    layer.slots.engage([layer.binding(libraries["all"], "k-old")])
+    fresh = torch.randn(layer.n, layer.k).bfloat16().float()
+    layer.slots.reload_linear(layer.layer_id, fresh, TORCH, fresh, held_by_model=False)
+    x = torch.randn(1, layer.k)
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, fresh))
+    layer.slots.engage([layer.binding(libraries["all"], "k-new")])
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, fresh))
+    assert layer.counts()["artifacts"]["k-new"]["served"]["calls"] == 1
+
+
+def test_capture_keeps_some_real_inputs(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    layer = Layer()
+    layer.slots.ops.capture_start(layer.definition, 2, 2, 1 << 20, 2, 4)
+    inputs = [torch.randn(m, layer.k) for m in (2, 8, 3, 4, 1, 2)]
+    for x in inputs:
+        layer(x)
+    calls = collect(layer.slots, tmp_path / "captured")["calls"]
+    assert [call["m"] for call in calls] == [2, 4]
+    assert torch.equal(load_file(calls[1]["path"])["x"], inputs[3])
+    assert torch.equal(load_file(calls[0]["weight"])["weight"], layer.weight)
+    assert (tmp_path / "captured").stat().st_mode & 0o077 == 0
+
+
+def test_the_call_stays_one_operator_in_a_compiled_graph() -> None:
+    layer = Layer()
+    graphs = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        del example
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: layer(x) * 2, backend=backend, fullgraph=True)
+    x = torch.randn(2, layer.k)
+    torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight) * 2)
+    assert any("polymorph.linear" in str(node.target) for node in graphs[0].graph.nodes)
