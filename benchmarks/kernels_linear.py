@@ -117,15 +117,15 @@ def candidates(n: int, k: int, m: int, isa: Any) -> list[Any]:
     from polymorph.kernels.definitions import linear_definition  # noqa: PLC0415
     from polymorph.kernels.isa import LANES  # noqa: PLC0415
 
-    base = LinearPattern(isa=isa, lanes=LANES[isa], panel=2 * LANES[isa], rows=min(m, 6))
+    one = LinearPattern(isa=isa, lanes=LANES[isa], panel=2 * LANES[isa], rows=1, sums=8)
+    few = replace(one, panel=3 * LANES[isa], rows=min(m, 4), sums=4)
+    many = replace(one, rows=4, sums=4, storage="float32")
     if m == 1:
-        chosen = [base, replace(base, prefetch=0), replace(base, prefetch=4096), replace(base, sums=8)]
-        chosen += [replace(base, panel=4 * LANES[isa]), replace(base, storage="float32")]
+        chosen = [one, replace(one, sums=4), replace(one, unroll=4), replace(one, prefetch=4096)]
+    elif m <= 8:
+        chosen = [few, replace(few, panel=2 * LANES[isa], rows=min(m, 6)), replace(few, prefetch=0)]
     else:
-        chosen = [base, replace(base, panel=3 * LANES[isa], rows=min(m, 4)), replace(base, prefetch=0)]
-    if m > 6:
-        float32 = replace(base, storage="float32")
-        chosen += [replace(base, pack_x=True), replace(float32, pack_x=True), replace(base, widen_once=True)]
+        chosen = [many, replace(many, rows=5), replace(many, storage="pairs", widen_once=True), few]
     seeds = [pattern.params() for pattern in chosen]
     proposer = propose_for(
         linear_definition(n, k, "float32"), m, m, isa, rng=Random(0), seeds=seeds, batch=len(seeds)

@@ -181,6 +181,12 @@ def test_other_tiers_compile(isa: Isa, dtype: Any, tmp_path: Path) -> None:
             build(solution, tmp_path / solution.digest(), detect_toolchain(), run_command)
 
 
+def test_even_shapes_compile_without_a_warning(tmp_path: Path) -> None:
+    definition = linear_definition(48, 64, "float32")
+    for solution in solutions(definition, 3, detect_isa())[:8]:
+        compiled(solution, definition, tmp_path)
+
+
 def test_dot_products_are_proposed_where_the_machine_has_them() -> None:
     definition = linear_definition(*ODD, "bfloat16")
     engines = {s.x_polymorph.params["engine"] for s in solutions(definition, 8, Isa.AVX512_BF16)}

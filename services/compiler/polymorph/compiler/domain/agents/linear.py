@@ -63,7 +63,7 @@ class LinearVocabulary:
         self._choices: Mapping[str, tuple[Any, ...]] = {
             "storage": tuple(STORAGES),
             "rows": tuple(rows for rows in ROWS if rows <= max_m),
-            "panel": (8, 16, 24, 32, 48, 64),
+            "panel": (8, 12, 16, 24, 32, 48, 64),
             "sums": (1, 4, 8, 12),
             "pack_x": (False, True),
             "widen_once": (False, True),
@@ -80,10 +80,14 @@ class LinearVocabulary:
     def bases(self) -> Iterator[LinearPattern]:
         """Where the search starts: a rule of thumb by tier and M, for each engine that the tier has."""
         lanes = LANES[self._isa]
-        rows = 6 if REGISTERS[self._isa] == 16 else 12
-        base = LinearPattern(isa=self._isa, lanes=lanes, panel=2 * lanes, rows=rows)
-        for engine in ("dot", "widen"):
-            fitting = self.canonical(replace(base, engine=engine))
+        wide = REGISTERS[self._isa] == 32
+        few = LinearPattern(isa=self._isa, lanes=lanes, panel=3 * lanes, rows=8 if wide else 4)
+        one = replace(few, panel=2 * lanes, rows=1, sums=8)
+        # Many rows wait for arithmetic rather than for memory: then widening costs more than it saves.
+        many = replace(few, panel=2 * lanes, rows=8 if wide else 4, storage="float32")
+        thumb = (one,) if self._max_m == 1 else (few,) if self._max_m <= 8 else (many, few)
+        for base in (replace(few, engine="dot"), *thumb):
+            fitting = self.canonical(base)
             if fitting is not None:
                 yield fitting
 

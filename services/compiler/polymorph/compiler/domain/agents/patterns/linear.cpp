@@ -91,12 +91,13 @@ template <int R, int D, typename W>
 void block(const Job &job, const float *x, int64_t row, int64_t column, const W *w, int64_t m, int64_t n) {
   constexpr int CHAINS = chains(R);
   vec part[CHAINS][R][COLUMNS] = {};
-  int64_t k = 0;
+  constexpr int64_t STRIDE = CHAINS * D, WHOLE = K / STRIDE * STRIDE;
 #pragma GCC unroll $unroll
-  for (; k + CHAINS * D <= K; k += CHAINS * D)
+  for (int64_t k = 0; k < WHOLE; k += STRIDE)
     for (int chain = 0; chain < CHAINS; chain++)
       step<R, D>(x + (k + chain * D) * column, row, column, w + (k + chain * D) * PANEL, D, part[chain]);
-  for (; k < K; k += D) step<R, D>(x + k * column, row, column, w + k * PANEL, K - k < D ? int(K - k) : D, part[0]);
+  for (int64_t k = WHOLE; k < K; k += D)
+    step<R, D>(x + k * column, row, column, w + k * PANEL, K - k < D ? int(K - k) : D, part[0]);
   for (int chain = 1; chain < CHAINS; chain++)
     for (int r = 0; r < R; r++)
       for (int c = 0; c < COLUMNS; c++) part[0][r][c] += part[chain][r][c];
