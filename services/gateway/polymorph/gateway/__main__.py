@@ -40,7 +40,7 @@ async def _serve(settings: GatewaySettings) -> None:
 
     gateway = Gateway(settings, connect, clock)
     config = uvicorn.Config(
-        gateway.app,
+        gateway,
         host=settings.host,
         port=settings.port,
         http="httptools",
@@ -48,6 +48,7 @@ async def _serve(settings: GatewaySettings) -> None:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         backlog=4096,

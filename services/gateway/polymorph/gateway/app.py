@@ -8,10 +8,11 @@ from fastapi import FastAPI
 
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
+from polymorph.gateway.adapters.inbound import Receive, Scope, Send
 from polymorph.gateway.adapters.link import Link
 from polymorph.gateway.adapters.registry import Registry
 from polymorph.gateway.adapters.router import RouterClient
-from polymorph.gateway.adapters.routes import add_routes
+from polymorph.gateway.adapters.routes import COMPLETIONS, add_routes
 from polymorph.gateway.adapters.static import StaticWorkers
 from polymorph.gateway.adapters.telegraph import Telegraph
 from polymorph.gateway.adapters.upstream import Upstreams
@@ -41,7 +42,7 @@ class Gateway:
         self.app = FastAPI(
             title="Polymorph", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan
         )
-        forward = Forward(
+        self._forward = Forward(
             self._fleet,
             self._registry,
             self._router,
@@ -52,7 +53,14 @@ class Gateway:
             attempts=settings.attempts,
         )
         watching = Watching(self._link, settings.event_heartbeat_s, self._stopping)
-        add_routes(self.app, forward, self._fleet, watching)
+        add_routes(self.app, self._forward, self._fleet, watching)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application; completions skip the layers of the framework, which they do not use."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in COMPLETIONS:
+            await self._forward(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     def stop(self) -> None:
         self._stopping.set()

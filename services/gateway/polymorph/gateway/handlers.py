@@ -180,14 +180,20 @@ class Forward:
         whole_event = True
         try:
             while (chunk := await connection.chunk()) is not None:
+                if connection.done:
+                    await self._end(journey, head, departure, chunk)
+                    return
                 await journey.send({"type": "http.response.body", "body": chunk, "more_body": True})
                 whole_event = chunk.endswith((b"\n\n", b"\r\n\r\n"))
         except BrokenOff as error:
             await self._cut_off(journey, head, error, whole_event=whole_event)
             return
+        await self._end(journey, head, departure, b"")
+
+    async def _end(self, journey: Journey, head: Head, departure: Departure, last: bytes) -> None:
         departure.over()
         journey.outcome = "ok" if head.status < 500 else "error"
-        await journey.send({"type": "http.response.body", "body": b""})
+        await journey.send({"type": "http.response.body", "body": last})
 
     async def _cut_off(self, journey: Journey, head: Head, error: BrokenOff, *, whole_event: bool) -> None:
         """The stream cannot end well, so it must not look as if: an error event where it can be told, no clean end."""

@@ -64,7 +64,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return not self.closed and self._complete and self._keep_alive and not self._chunks
+        return self.done and self._keep_alive and not self.closed
+
+    @property
+    def done(self) -> bool:
+        """Whether every byte of the body was taken."""
+        return self._complete and not self._chunks
 
     def send(self, head: bytes, body: bytes) -> None:
         """Sends one request."""
