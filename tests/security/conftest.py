@@ -15,8 +15,9 @@ from polymorph.evaluator.domain.operation import operation
 from polymorph.evaluator.domain.outcome import Outcome
 from polymorph.evaluator.gates.building import Builder
 from polymorph.evaluator.gates.correctness import Correctness
+from polymorph.evaluator.gates.findings import Design
 from polymorph.evaluator.gates.host import FreeHost
-from polymorph.evaluator.gates.micro import Design, Micro
+from polymorph.evaluator.gates.micro import Micro
 from polymorph.evaluator.gates.peaks import measure
 from polymorph.evaluator.gates.subject import Subject
 from polymorph.events.values import Gate

@@ -18,8 +18,9 @@ from polymorph.evaluator.domain.roofline import Peaks
 from polymorph.evaluator.gates.building import Builder
 from polymorph.evaluator.gates.correctness import Correctness
 from polymorph.evaluator.gates.end_to_end import EngineGate
+from polymorph.evaluator.gates.findings import Design
 from polymorph.evaluator.gates.host import FreeHost, Host
-from polymorph.evaluator.gates.micro import Design, Micro
+from polymorph.evaluator.gates.micro import Micro
 from polymorph.evaluator.gates.peaks import measure
 from polymorph.evaluator.gates.pipeline import EndToEnd, NoEngine, Pipeline
 from polymorph.evaluator.handlers import Evaluating, Identity

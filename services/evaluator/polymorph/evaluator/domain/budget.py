@@ -13,6 +13,8 @@ WORST_MARGIN = 3.0
 # In units of error; below this both are as exact as the format.
 FLOOR_MEAN = 0.1
 FLOOR_WORST = 1.0
+# Where the incumbent does not serve the call at all.
+WITHOUT_INCUMBENT = 16.0
 _ASTRAY = 64.0
 
 
@@ -43,6 +45,14 @@ class Errors:
         if worst > self.worst:
             self.worst, self.where = worst, case
 
+    def merge(self, other: "Errors") -> None:
+        """Adds what was gathered elsewhere."""
+        self.count += other.count
+        self.squares += other.squares
+        self.by_case.update(other.by_case)
+        if other.worst > self.worst:
+            self.worst, self.where = other.worst, other.where
+
 
 def beyond(candidate: Errors, incumbent: Errors) -> str | None:
     """Why the candidate's errors are not within the budget, or None.
@@ -51,7 +61,8 @@ def beyond(candidate: Errors, incumbent: Errors) -> str | None:
     where it is right.
     """
     for case, worst in candidate.by_case.items():
-        allowed = WORST_MARGIN * incumbent.by_case.get(case, 0.0) + FLOOR_WORST
+        own = incumbent.by_case.get(case)
+        allowed = WITHOUT_INCUMBENT if own is None else WORST_MARGIN * own + FLOOR_WORST
         if not worst <= allowed:
             return f"case {case}: error of {worst:.3g} units, {allowed:.3g} allowed by the incumbent's own"
     allowed = MEAN_MARGIN * incumbent.mean + FLOOR_MEAN

@@ -34,7 +34,7 @@ _WIRES = (
 )  # fmt: skip
 _INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|embed|import)\b\s*(.*)$", re.MULTILINE)
 _MUTABLE = re.compile(
-    r"^\s*static\s+(?!inline\b|const\b|constexpr\b|void\b|int32_t\s+\w+\s*\(|int64_t\s+\w+\s*\()[^;()]*[;=\[]",
+    r"(?:^|[;{}])\s*static\s+(?!inline\b|const\b|constexpr\b|void\b|int32_t\s+\w+\s*\(|int64_t\s+\w+\s*\()[^;()]*[;=\[]",
     re.MULTILINE,
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

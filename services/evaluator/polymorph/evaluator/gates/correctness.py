@@ -1,5 +1,6 @@
 """Gate G2: right everywhere it may be called, by the float64 reference and by the incumbent's own error."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -82,7 +83,7 @@ class Correctness:
         self, op: Operation, weight: Floats, prepared: list[_Prepared]
     ) -> dict[str, dict[str, Array]]:
         found = {}
-        with self._lane.process({}, native=op.kind) as process:
+        with self._lane.process({}, native=op.kind, dtype=op.dtype) as process:
             spec = send_weight(process, op, weight, "weight0")
             if op.packs:
                 process.ask("pack", arm="native", name=WEIGHTS, weights=[spec])
@@ -212,9 +213,13 @@ def _add(errors: Errors, op: Operation, item: _Prepared, outputs: dict[str, Arra
 
 
 def _errors(op: Operation, prepared: list[_Prepared], outputs: dict[str, dict[str, Array]]) -> Errors:
+    """The incumbent's own errors, without those of calls that it does not serve (rows apart, say)."""
     errors = Errors()
     for item in prepared:
-        _add(errors, op, item, outputs[item.case.name])
+        one = Errors()
+        _add(one, op, item, outputs[item.case.name])
+        if math.isfinite(one.worst):
+            errors.merge(one)
     return errors
 
 

@@ -10,8 +10,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -25,52 +23,24 @@ from polymorph.evaluator.adapters.sandbox.lane import (
 )
 from polymorph.evaluator.domain.cases import weights as draw_weight
 from polymorph.evaluator.domain.number import Array, load, poisoned, store, unit_roundoff
-from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive, passed
-from polymorph.evaluator.domain.roofline import Call, Peaks
+from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive
+from polymorph.evaluator.domain.roofline import Peaks
 from polymorph.evaluator.domain.timing import Pair, calls_in_batch, copies_needed, schedule
 from polymorph.evaluator.gates.arms import Arms, Batch, Weights
+from polymorph.evaluator.gates.findings import Design, Findings, Setting, evidence_of, verdict
 from polymorph.evaluator.gates.host import Host, HostBusy
 from polymorph.evaluator.gates.subject import GateFailed, Subject
-from polymorph.events.values import Gate, Ratio
+from polymorph.events.values import Gate
 from polymorph.kernels.schema import TraceStatus
-from polymorph.stats.hierarchical import Spread, log_ratio, speedup, spread
-from polymorph.stats.margin import Call as Judgement
-from polymorph.stats.margin import judge
+from polymorph.stats.hierarchical import log_ratio, speedup
 
 _BANK = 1 << 22
 _MOST_WAITED = 0.08  # share of processor time that a batch's threads may wait for a core
-_EXTRA = 3  # how many times the planned pairs may be tried before the host counts as too busy
-_SLOWER_BESIDE = 1.25
+_EXTRA = 5  # how many times the planned pairs may be tried before the host counts as too busy
 _NULL_CALLS = 400
-_FEWEST_PAIRS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """The hierarchical design: processes, loads in each, pairs for each load."""
-
-    processes: int = 5
-    loads: int = 5
-    pairs: int = 4
-    margin: float = 0.01
-    widest: float = 0.10
-
-
-@dataclass(slots=True)
-class _Findings:
-    """What the processes of one measurement gave."""
-
-    logs: list[list[list[float]]] = field(default_factory=list)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    discarded: int = 0
-    packed_bytes: int = 0
-    dispatch_s: float = 0.0
-    alone_s: float = 0.0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every load kept enough undisturbed pairs for a centre of its own."""
-        return all(len(load) >= _FEWEST_PAIRS for process in self.logs for load in process)
+_MOST_SLOTS = 1024
+_PROBE_SLOTS = 64
+_SHORT_S = 5e-4
 
 
 class Micro:
@@ -113,13 +83,14 @@ class Micro:
             found = bench.run()
         finally:
             bench.close()
-        evidence = _evidence(found, bench, host)
+        setting = bench.setting()
+        evidence = evidence_of(found, setting, host)
         if not found.complete:
             return inconclusive(
                 gate, f"the host was too busy: {found.discarded} pairs were disturbed", **evidence
             )
         ratio = speedup(found.logs)
-        return _judge(bench, found, ratio, gate, self._design, self._peaks(), evidence)
+        return verdict(setting, found, ratio, gate, self._design, self._peaks(), evidence)
 
 
 class _Bench:
@@ -141,8 +112,8 @@ class _Bench:
         self.slots = 0
         self.incumbent = "native" if subject.incumbent is None else "incumbent"
 
-    def run(self) -> _Findings:
-        found = _Findings(seconds={"candidate": [], self.incumbent: []})
+    def run(self) -> Findings:
+        found = Findings(seconds={"candidate": [], self.incumbent: []})
         self._alone(found)
         for _ in range(self._design.processes):
             found.logs.append(self._process(found))
@@ -150,22 +121,23 @@ class _Bench:
                 break
         return found
 
+    def setting(self) -> Setting:
+        copies = len(self.weights.values)
+        return Setting(self.m, self.op.flops(self.m), self.resident, self.incumbent, self.slots, copies)
+
     def close(self) -> None:
         os.close(self.weights.fd)
 
-    def _alone(self, found: _Findings) -> None:
+    def _alone(self, found: Findings) -> None:
         """The incumbent in a process that never saw the candidate: how many calls fill a batch, and a yardstick for
         the incumbent beside it.
         """
-        with self._lane.process(self._arms(candidate=False), native=self._native()) as process:
-            probe = self._arms_in(process, 1)
-            probe.map()
-            self._prepare(probe, self.incumbent)
-            probe.run(self.incumbent, 0, 0, self._rng)
-            seconds = min(probe.run(self.incumbent, 0, start, self._rng).seconds for start in range(3))
-            probe.close()
-            self.slots = self._most_slots(calls_in_batch(seconds, max(len(self.weights.values), 8)))
-        with self._lane.process(self._arms(candidate=False), native=self._native()) as process:
+        call_s = self._probe()
+        most = len(self.weights.values) if self.op.packs else _MOST_SLOTS
+        self.slots = self._most_slots(calls_in_batch(call_s, most))
+        with self._lane.process(
+            self._arms(candidate=False), native=self._native(), dtype=self.op.dtype
+        ) as process:
             arms = self._arms_in(process, self.slots)
             arms.map()
             self._prepare(arms, self.incumbent)
@@ -174,15 +146,33 @@ class _Bench:
             found.dispatch_s = self._dispatch(process)
             times = []
             for start in range(5):
-                self._host.ensure(min(0.28, 2 * seconds * self.slots))
+                self._host.ensure(min(0.28, 2 * call_s * self.slots))
                 times.append(arms.run(self.incumbent, 0, start, self._rng).seconds)
             self._host.release()
             found.alone_s = statistics.median(times) / self.slots - found.dispatch_s
             arms.close()
 
-    def _process(self, found: _Findings) -> list[list[float]]:
+    def _probe(self) -> float:
+        """Seconds of one call of the incumbent, roughly; short calls are probed many at a time."""
+        seconds = self._probe_with(1)
+        return seconds if seconds > _SHORT_S else self._probe_with(self._most_slots(_PROBE_SLOTS))
+
+    def _probe_with(self, slots: int) -> float:
+        with self._lane.process(
+            self._arms(candidate=False), native=self._native(), dtype=self.op.dtype
+        ) as process:
+            arms = self._arms_in(process, slots)
+            arms.map()
+            self._prepare(arms, self.incumbent)
+            times = [arms.run(self.incumbent, 0, start, self._rng).seconds for start in range(4)]
+            arms.close()
+        return min(times) / slots
+
+    def _process(self, found: Findings) -> list[list[float]]:
         logs: list[list[float]] = [[] for _ in range(self._design.loads)]
-        with self._lane.process(self._arms(candidate=True), native=self._native()) as process:
+        with self._lane.process(
+            self._arms(candidate=True), native=self._native(), dtype=self.op.dtype
+        ) as process:
             arms = self._arms_in(process, self.slots)
             arms.map()
             for arm in ("candidate", self.incumbent):
@@ -211,7 +201,7 @@ class _Bench:
                     yield pair
 
     def _pair(
-        self, arms: Arms, pair: Pair, logs: list[list[float]], found: _Findings, batches: list[Batch]
+        self, arms: Arms, pair: Pair, logs: list[list[float]], found: Findings, batches: list[Batch]
     ) -> None:
         order = ("candidate", self.incumbent) if pair.candidate_first else (self.incumbent, "candidate")
         try:
@@ -286,48 +276,3 @@ class _Bench:
         by_bank = _BANK // 2 // (self.m * self.op.depth)
         by_output = (64 << 20) // (4 * self.m * self.op.columns)
         return max(1, min(wanted, by_bank, by_output))
-
-
-def _judge(
-    bench: _Bench,
-    found: _Findings,
-    ratio: Ratio,
-    gate: Gate,
-    design: Design,
-    peaks: Peaks,
-    evidence: dict[str, Any],
-) -> Outcome:
-    ours, theirs = (statistics.median(found.seconds[arm]) for arm in ("candidate", bench.incumbent))
-    call = Call(max(found.packed_bytes, 0), bench.op.flops(bench.m), bench.resident)
-    text = (
-        f"{ratio.point:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] of the incumbent at M = {bench.m}: "
-        f"{ours * 1e6:.1f} us a call against {theirs * 1e6:.1f} us; it {call.describe(ours, peaks)}"
-    )
-    if ours < call.floor_s(peaks):
-        hack = f"faster than this machine can be ({call.floor_s(peaks) * 1e6:.1f} us at least): {text}"
-        return failed(gate, TraceStatus.REWARD_HACK, hack, speedup=ratio, **evidence)
-    if bench.incumbent == "native" and theirs > _SLOWER_BESIDE * found.alone_s:
-        beside = (
-            f"the incumbent is {theirs / found.alone_s:.2f}x slower beside the candidate than alone: {text}"
-        )
-        return inconclusive(gate, beside, speedup=ratio, **evidence)
-    judgement = judge(ratio, margin=design.margin, widest=design.widest)
-    if judgement is Judgement.BETTER:
-        return passed(gate, text, speedup=ratio, **evidence)
-    if judgement is Judgement.UNDECIDED:
-        return inconclusive(gate, f"too noisy to tell: {text}", speedup=ratio, **evidence)
-    return failed(gate, TraceStatus.PASSED, f"right, but no faster: {text}", speedup=ratio, **evidence)
-
-
-def _evidence(found: _Findings, bench: _Bench, host: Host) -> dict[str, Any]:
-    levels = spread(found.logs) if found.complete else Spread(0.0, 0.0, 0.0)
-    return {
-        "log_ratios": found.logs, "m": bench.m, "calls_in_batch": bench.slots, "copies": len(bench.weights.values),
-        "discarded": found.discarded, "dispatch_s": found.dispatch_s, "incumbent_alone_s": found.alone_s,
-        "packed_bytes": found.packed_bytes, "incumbent": bench.incumbent,
-        "median_s": {arm: statistics.median(times) for arm, times in found.seconds.items() if times},
-        "spread": {
-            "processes": levels.between_processes, "loads": levels.between_loads, "pairs": levels.within_load,
-        },
-        "stolen_s": host.stolen_s, "bursts": host.bursts,
-    }  # fmt: skip

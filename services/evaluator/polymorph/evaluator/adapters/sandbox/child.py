@@ -68,6 +68,7 @@ class Child:
         self._native_op = message["native"]
         if self._native_op:
             native.set_threads(threads)
+            native.warm(self._native_op, message["dtype"])
         for name, count in message["arms"].items():
             self._arms[name] = Arm([_load(fds.pop(0), index) for index in range(count)])
         self._context = self._harness.hx_context(threads, message["isa"], message["scratch_bytes"])

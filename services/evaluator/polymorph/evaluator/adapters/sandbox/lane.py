@@ -173,7 +173,13 @@ class Lane:
 
     @contextlib.contextmanager
     def process(
-        self, arms: dict[str, list[int]], *, native: str = "", cpu_s: int = 120, memory_gib: float = 4.0
+        self,
+        arms: dict[str, list[int]],
+        *,
+        native: str = "",
+        dtype: str = "float32",
+        cpu_s: int = 120,
+        memory_gib: float = 4.0,
     ) -> Iterator[Process]:
         """A fresh process with each arm's libraries loaded (descriptors, one for each load) and the doors locked."""
         ours, theirs = socket.socketpair()
@@ -187,7 +193,7 @@ class Lane:
                 "setup",
                 fds=tuple(fd for fds in arms.values() for fd in fds),
                 arms={name: len(fds) for name, fds in arms.items()},
-                native=native, cpu_s=cpu_s, memory_gib=memory_gib, cpus=list(self.machine.cpus),
+                native=native, dtype=dtype, cpu_s=cpu_s, memory_gib=memory_gib, cpus=list(self.machine.cpus),
                 isa=self.machine.isa_tier, scratch_bytes=1 << 18,
                 confined=self.machine.level >= Isolation.FILTERED,
             )  # fmt: skip

@@ -53,6 +53,20 @@ def null_calls(count: int) -> None:
         layer.run([x, None, None], [y], index)
 
 
+def warm(kind: str, dtype: str) -> None:
+    """One small call, so that libraries have opened and started what they need before the doors are locked."""
+    form = _DTYPES[dtype]
+    x, y, z = (torch.zeros(2, 16, dtype=form) for _ in range(3))
+    if kind == "gemm":
+        layer = Linear([torch.zeros(16, 16, dtype=form)])
+        for bias in (None, torch.zeros(16, dtype=form)):
+            layer.run([x, None, bias], [y], 0)
+    elif kind == "rmsnorm":
+        rms_norm([x, torch.ones(16, dtype=form), 1e-5], [y], 0)
+    else:
+        fused_add_rms_norm([x, x, torch.ones(16, dtype=form), 1e-5], [y, z], 0)
+
+
 def tensor(buffer: Any, dtype: str, shape: list[int], strides: list[int] | None = None) -> Any:
     """A torch tensor over memory that is mapped already."""
     flat = torch.frombuffer(buffer, dtype=_DTYPES[dtype])
