@@ -87,6 +87,8 @@ def put_promotion(session: Session, proposed: Proposed, now: dt.datetime) -> boo
     row = session.get(PromotionRow, proposed.promotion_id, with_for_update=_LOCK)
     if row is None or row.phase != HELD_PHASE:
         return False
+    if (row.phase, row.reason) == (proposed.phase, proposed.reason):
+        return True
     row.phase, row.reason, row.updated_at = proposed.phase, proposed.reason, now
     row.revision, row.proposal = proposed.revision, proposed.proposal
     session.flush()

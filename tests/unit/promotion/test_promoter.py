@@ -360,3 +360,34 @@ def test_a_held_promotion_that_two_take_up_at_once_begins_once(rig, promote):
             assert len(world.steps()) == 1
 
     run_simulated(main())
+
+
+def test_a_later_intent_loses_to_an_earlier_one_that_is_committed_first(rig, promote):
+    """Generation 2 was planned on 0 and 1 is shown meanwhile: growing alone is not enough to win."""
+
+    async def main():
+        async with rig() as world:
+            await world.promoter.ensure_pool(POOL, Mode.CANARY)
+            honest, results = world.keys.commit, []
+
+            async def first(desired, kv_revision):
+                async def second(late_desired, late_revision):
+                    world.keys.commit = honest
+                    await honest(desired, kv_revision)
+                    await honest(late_desired, late_revision)
+
+                world.keys.commit = second
+                results.append(await promote(world, "late"))
+                raise Conflict("written meanwhile, by myself")
+
+            world.keys.commit = first
+            results.append(await promote(world, "early"))
+            late, early = results
+            assert early.promoted
+            assert (late.outcome, late.phase) == ("superseded", Phase.SUPERSEDED)
+            assert artifacts(await world.desired(POOL)) == ["early"]
+            assert await world.quiesce() == []
+            statuses = {step.generation: step.status for step in world.steps()}
+            assert statuses == {1: StepStatus.CONFIRMED, 2: StepStatus.SUPERSEDED}
+
+    run_simulated(main())

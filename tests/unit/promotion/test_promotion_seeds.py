@@ -73,7 +73,8 @@ async def story(world: World, rig, binding) -> tuple[list[str], str]:
     world.faults.plan = world.storm
     relay = world.start("relay", rig.relay.run)
     world.start("reconciler", rig.reconciler.run)
-    world.start("canary", functools.partial(read_canary, world, rig))
+    if rig.policy is STAGED:
+        world.start("canary", functools.partial(read_canary, world, rig))
     finishing = [
         world.start("a", functools.partial(promote_some, world, rig, binding, "a")),
         world.start("b", functools.partial(promote_some, world, rig, binding, "b")),

@@ -67,13 +67,16 @@ class Change:
         self.keys = keys
         self.ledger = ledger
         self.commit = Commit(keys, ledger)
+        self._settled: dict[str, int] = {}
 
     async def shown(self, pool: str) -> Shown:
         """What key-value shows, with a record that agrees. Raises `UnknownPool`."""
         shown = await self.keys.shown(pool)
         if shown is None:
             raise UnknownPool(f"pool {pool!r} has no desired state: call ensure_pool, or reconcile")
-        await self.ledger.settle(pool, shown.generation)
+        if self._settled.get(pool) != shown.generation:
+            await self.ledger.settle(pool, shown.generation)
+            self._settled[pool] = shown.generation
         return shown
 
     async def apply(self, shown: Shown, plan: Planner, proposal: Proposal | None = None) -> PromotionResult:
