@@ -49,7 +49,7 @@ class Slots:
     ) -> None:
         """The layer's weight was loaded anew: what was packed from the old one is dropped, all slots are emptied."""
         self.clear()
-        layer = self.layers[layer_id]
+        layer = next(each for each in self.layers if each.layer_id == layer_id)
         if layer.kept is not None:
             self.weights.forget(layer.kept)
         self.ops.update_linear(layer_id, native, state)

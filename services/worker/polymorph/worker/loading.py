@@ -18,7 +18,7 @@ from polymorph.worker.adapters import selftest
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.domain.admission import Refused, admit_kernel
 from polymorph.worker.domain.counters import Counters
-from polymorph.worker.domain.rows import exercise_sizes, test_rows
+from polymorph.worker.domain.rows import exercise_sizes, sample_rows
 
 _log = logging.getLogger(__name__)
 _CAPTURE_S = 1.0
@@ -100,7 +100,7 @@ class Loader:
                     numerics=numerics,
                     calls=tuple(call["path"] for call in calls),
                     weight=calls[0]["weight"],
-                    rows=test_rows(binding.min_m, binding.max_m),
+                    rows=sample_rows(binding.min_m, binding.max_m),
                 )
             )
         finally:

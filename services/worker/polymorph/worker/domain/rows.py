@@ -3,7 +3,7 @@
 _MOST_ROWS = 256
 
 
-def test_rows(min_m: int, max_m: int) -> tuple[int, ...]:
+def sample_rows(min_m: int, max_m: int) -> tuple[int, ...]:
     """Both ends of the range and its ragged middle, no more than is quick."""
     top = max(min_m, min(max_m, _MOST_ROWS))
     return tuple(sorted({min_m, (min_m + top) // 2, max(min_m, top - 1), top}))

@@ -1,0 +1,257 @@
+"""Convergence with the real dispatcher in this process; only vLLM around it is missing."""
+
+import asyncio
+import hashlib
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+import torch
+
+from polymorph.bus import topology
+from polymorph.bus.memory import InMemoryBus
+from polymorph.bus.memory_world import MemoryWorld
+from polymorph.bus.port import StreamRecord
+from polymorph.config.clock import SystemClock
+from polymorph.engine.bindings import BindingRefused, SlotBinding
+from polymorph.engine.capture import collect
+from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.slots import Slots
+from polymorph.engine.weights import WeightStore
+from polymorph.events.requests import LeaseHost
+from polymorph.events.state import DesiredState, PromoterSignature
+from polymorph.events.values import KernelBinding, Numerics, Revision
+from polymorph.kernels.isa import Isa
+from polymorph.kernels.schema import Manifest
+from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
+from polymorph.worker.adapters.artifacts import ArtifactFolder
+from polymorph.worker.convergence import Convergence
+from polymorph.worker.domain.admission import Fence, Refused
+from polymorph.worker.domain.counters import Counters
+from polymorph.worker.leasing import HostLeasing
+from polymorph.worker.loading import Loader
+
+KERNEL = Path(__file__).parents[1] / "engine" / "packed_gemm.cpp"
+ABI = Path(__file__).parents[3] / "libs" / "polymorph" / "kernels" / "abi"
+N, K = 48, 80
+DEFINITION = f"gemm_n{N}_k{K}_f32"
+
+
+class OneLayer:
+    """An engine of one linear layer: the slots are real, requests are calls of the layer."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        weight = torch.randn(N, K).bfloat16().float()
+        self.slots = Slots(ops=load(), weights=WeightStore(1 << 30), packed_budget=1 << 30)
+        self.layer = self.slots.add_linear(weight, 2, weight, held_by_model=False)
+        self.pauses = 0
+        self.paused = False
+
+    async def counters(self) -> Counters:
+        import json
+
+        return Counters.of(json.loads(self.slots.ops.read_counters(False)))
+
+    async def engage(self, bindings: Any, *, keep_packed: bool = False) -> float:
+        try:
+            self.slots.engage([vars(binding) for binding in bindings], keep_packed=keep_packed)
+        except BindingRefused as error:
+            raise Refused(str(error)) from error
+        return 0.001
+
+    async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
+        self.slots.ops.capture_start(definition, calls, every, 1 << 20, min_m, max_m)
+
+    async def captured(self, directory: Path) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = collect(self.slots, directory)["calls"]
+        return calls
+
+    async def exercise(self, m: int) -> None:
+        self.slots.ops.linear(torch.randn(m, K), None, self.layer, N)
+
+    async def pause(self) -> None:
+        self.pauses += 1
+        self.paused = True
+
+    async def resume(self) -> None:
+        self.paused = False
+
+
+class House:
+    """A pool with its signers, and what they sign."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.world = MemoryWorld()
+        self.bus = InMemoryBus("/polymorph/test/0", SystemClock(), self.world)
+        self.promoter = Signer.generate(folder / "p.pem")
+        self.evaluator = Signer.generate(folder / "e.pem")
+        self.trust = Trust()
+        self.trust.add(self.promoter.public, Role.PROMOTER)
+        self.trust.add(self.evaluator.public, Role.EVALUATOR)
+        self.engine = OneLayer()
+        self.convergence = Convergence(
+            "p",
+            "w",
+            Fence("p", self.trust),
+            self.engine,
+            self._loader,
+            SystemClock(),  # type: ignore[arg-type]
+        )
+
+    def _loader(self, bus: Any) -> Loader:
+        return Loader(
+            engine=self.engine,  # type: ignore[arg-type]
+            artifacts=ArtifactFolder(self.folder / "kernels", bus),
+            trust=self.trust,
+            hardware="here",
+            isa=Isa.AVX2,
+            scratch=self.folder / "selftest",
+        )
+
+    async def binding(self, *defines: str, source: Path = KERNEL) -> KernelBinding:
+        target = self.folder / f"{hashlib.sha256(repr((defines, source)).encode()).hexdigest()}.so"
+        flags = ["-O2", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
+        flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
+        subprocess.run(["g++", *flags, str(source), "-o", str(target)], check=True)
+        artifact = await self.bus.put_object(target.read_bytes())
+        manifest = Manifest(
+            artifact=artifact,
+            definition=DEFINITION,
+            definition_digest="d",
+            solution="s",
+            hardware="here",
+            isa="GENERIC",
+            toolchain="t",
+            layout=None,
+            numerics=Numerics.REORDERED,
+            min_m=1,
+            max_m=8,
+            evidence="e",
+        )
+        signed = await self.bus.put_object(sign_manifest(manifest, self.evaluator).canonical())
+        return KernelBinding(
+            definition=DEFINITION,
+            min_m=1,
+            max_m=8,
+            manifest=signed,
+            artifact=artifact,
+            numerics=Numerics.REORDERED,
+        )
+
+    async def desire(self, generation: int, *kernels: KernelBinding) -> None:
+        name = f"r{generation}" if kernels else "empty"
+        state = DesiredState(pool="p", generation=generation, stable=Revision(revision=name, kernels=kernels))
+        signature = PromoterSignature(
+            key_id=self.promoter.key_id, signature=self.promoter.sign(state.signed_content())
+        )
+        state = state.model_copy(update={"signature": signature})
+        await self.bus.kv_put(topology.DESIRED, "p", state.model_dump_json().encode())
+
+    async def answer(self, generation: int) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            async for record in self.bus.events(after="0-0"):
+                if isinstance(record, StreamRecord) and record.envelope.data.get("generation") == generation:
+                    return {"type": record.envelope.type, **record.envelope.data}
+        raise AssertionError("the stream ended")
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    made = House(tmp_path)
+    tasks = [
+        asyncio.create_task(made.convergence.watch(made.bus)),
+        asyncio.create_task(made.convergence.run(made.bus)),
+    ]
+    yield made
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    made.engine.slots.clear()
+    await made.bus.close()
+
+
+async def test_loads_refuses_and_rolls_back(house: House) -> None:
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    loaded = await house.answer(1)
+    assert loaded["type"] == "polymorph.evt.worker.loaded.v1", loaded
+    assert loaded["served_calls"] > 0
+    assert loaded["kernels"] == [kernel.artifact]
+    assert not (house.folder / "selftest" / kernel.artifact).exists()
+
+    crashing = house.folder / "crash.cpp"
+    crashing.write_text(
+        '#include "polymorph_kernel.h"\nextern "C" int32_t pm_run(const pm_context *, const pm_tensor *, '
+        "int32_t, const pm_tensor *, int32_t) { __builtin_trap(); }\n"
+    )
+    await house.desire(2, await house.binding(source=crashing))
+    refused = await house.answer(2)
+    assert refused["type"] == "polymorph.evt.worker.refused.v1", refused
+    assert "self-test" in refused["reason"]
+    assert house.convergence.revision.revision == "r1"
+    assert [binding.artifact for binding in house.engine.slots.engaged] == [kernel.artifact]
+
+    before = await house.convergence.switch(empty=True, ttl_s=0.2)
+    assert house.engine.slots.engaged == []
+    await house.engine.exercise(1)
+    async with asyncio.timeout(5):
+        while not house.engine.slots.engaged:
+            await asyncio.sleep(0.02)
+    await house.engine.exercise(1)
+    assert await house.convergence.switch(empty=False, ttl_s=1) == before + 1
+
+    await house.desire(3)
+    back = await house.answer(3)
+    assert (back["revision"], back["kernels"]) == ("empty", [])
+    assert house.engine.slots.engaged == []
+
+
+async def test_a_wrong_kernel_is_refused_by_the_self_test(house: House) -> None:
+    wrong = house.folder / "wrong.cpp"
+    wrong.write_text(KERNEL.read_text().replace("sums[r] += job.x", "sums[r] += 1.01f * job.x"))
+    await house.desire(1, await house.binding(source=wrong))
+    refused = await house.answer(1)
+    assert refused["type"] == "polymorph.evt.worker.refused.v1", refused
+    assert "against float64" in refused["reason"]
+
+
+async def test_an_artifact_that_is_not_there_yet_is_tried_again(house: House) -> None:
+    kernel = await house.binding()
+    content = house.world.objects.pop(kernel.artifact)
+    await house.desire(1, kernel)
+    await asyncio.sleep(0.8)
+    assert house.convergence.revision.revision == "empty"
+    house.world.objects[kernel.artifact] = content
+    assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
+
+
+async def test_bursts_end_by_themselves_and_are_reported(house: House) -> None:
+    leasing = HostLeasing("p", "w", house.engine, SystemClock(), lambda: True)  # type: ignore[arg-type]
+    watching = asyncio.create_task(leasing.watch(house.bus))
+    assert (await leasing.ask(LeaseHost(worker_id="w", lease_id="a", burst_s=0.3))).granted
+    assert house.engine.paused
+    assert not (await leasing.ask(LeaseHost(worker_id="w", lease_id="b", burst_s=0.1))).granted
+    ended = await leasing.ask(LeaseHost(worker_id="w", lease_id="a", burst_s=0.1, release=True))
+    assert ended.paused_s < 0.3
+    assert not house.engine.paused
+    assert (await leasing.ask(LeaseHost(worker_id="w", lease_id="a", burst_s=0.05))).granted
+    async with asyncio.timeout(2):
+        while house.engine.paused:
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        async for record in house.bus.events(after="0-0"):
+            if isinstance(record, StreamRecord) and "lease_id" in record.envelope.data:
+                break
+    watching.cancel()
+    assert record.envelope.data["bursts"] == 2
+    assert 0.05 <= record.envelope.data["stolen_s"] < 1.0
+
+
+def test_slot_bindings_are_plain_values() -> None:
+    binding = SlotBinding(DEFINITION, 1, 8, "/x.so", "a")
+    assert SlotBinding.of(vars(binding)) == binding

@@ -1,0 +1,238 @@
+"""What a worker believes and decides, without an engine or a bus."""
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Stage
+from polymorph.events.values import KernelBinding, Numerics, Revision
+from polymorph.kernels.isa import Isa
+from polymorph.kernels.schema import Manifest
+from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
+from polymorph.worker.convergence import GenerationFile
+from polymorph.worker.domain.admission import Fence, Refused, admit_kernel
+from polymorph.worker.domain.counters import Counters
+from polymorph.worker.domain.request_ids import client_request_id
+from polymorph.worker.domain.rows import exercise_sizes, sample_rows
+from polymorph.worker.domain.steps import Load, StepTally, shares
+from polymorph.worker.domain.target import standing, target
+
+KERNEL = KernelBinding(
+    definition="gemm_n16_k16_f32",
+    min_m=1,
+    max_m=8,
+    manifest="m" * 64,
+    artifact="a" * 64,
+    numerics=Numerics.REORDERED,
+)
+
+
+@pytest.fixture
+def promoter(tmp_path: Path) -> Signer:
+    return Signer.generate(tmp_path / "promoter.pem")
+
+
+@pytest.fixture
+def evaluator(tmp_path: Path) -> Signer:
+    return Signer.generate(tmp_path / "evaluator.pem")
+
+
+@pytest.fixture
+def trust(promoter: Signer, evaluator: Signer) -> Trust:
+    made = Trust()
+    made.add(promoter.public, Role.PROMOTER)
+    made.add(evaluator.public, Role.EVALUATOR)
+    return made
+
+
+def _state(generation: int, signer: Signer | None = None, **fields: Any) -> DesiredState:
+    stable = fields.pop("stable", Revision(revision="r", kernels=(KERNEL,)))
+    state = DesiredState(pool="p", generation=generation, stable=stable, **fields)
+    if signer is None:
+        return state
+    signature = PromoterSignature(key_id=signer.key_id, signature=signer.sign(state.signed_content()))
+    return state.model_copy(update={"signature": signature})
+
+
+def test_generations_only_grow(trust: Trust, promoter: Signer) -> None:
+    fence = Fence("p", trust)
+    assert fence.admit(_state(3, promoter))
+    assert not fence.admit(_state(3, promoter))
+    with pytest.raises(Refused, match="older than 3"):
+        fence.admit(_state(2, promoter))
+    assert fence.admit(_state(4, promoter))
+
+
+def test_an_unsigned_state_may_hold_nothing(trust: Trust) -> None:
+    fence = Fence("p", trust)
+    assert fence.admit(_state(0, stable=EMPTY))
+    with pytest.raises(Refused, match="not signed"):
+        fence.admit(_state(1))
+    assert fence.newest == 0
+
+
+def test_a_changed_or_foreign_state_is_refused(trust: Trust, promoter: Signer, evaluator: Signer) -> None:
+    fence = Fence("p", trust)
+    changed = _state(1, promoter).model_copy(update={"generation": 9})
+    with pytest.raises(Refused, match="did not sign"):
+        fence.admit(changed)
+    with pytest.raises(Refused, match="evaluator's"):
+        fence.admit(_state(1, evaluator))
+    with pytest.raises(Refused, match="pool p"):
+        Fence("q", trust).admit(_state(1, promoter))
+
+
+def test_the_newest_generation_outlives_a_restart(tmp_path: Path, trust: Trust, promoter: Signer) -> None:
+    file = GenerationFile(tmp_path / "generation-p")
+    Fence("p", trust, file.read(), file.write).admit(_state(7, promoter))
+    again = Fence("p", trust, file.read(), file.write)
+    with pytest.raises(Refused, match="older than 7"):
+        again.admit(_state(6, promoter))
+    again.admit(_state(7, promoter))
+
+
+def _manifest(**changes: Any) -> Manifest:
+    fields: dict[str, Any] = {
+        "artifact": KERNEL.artifact,
+        "definition": KERNEL.definition,
+        "definition_digest": "d",
+        "solution": "s",
+        "hardware": "here",
+        "isa": "AVX2",
+        "toolchain": "t",
+        "layout": None,
+        "numerics": Numerics.REORDERED,
+        "min_m": 1,
+        "max_m": 8,
+        "evidence": "e",
+    }
+    return Manifest(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"artifact": "b" * 64}, "artifact"),
+        ({"definition": "gemm_n8_k8_f32"}, "definition"),
+        ({"numerics": Numerics.BITWISE}, "numerics"),
+        ({"max_m": 4}, "approved from 1 to 4"),
+        ({"hardware": "there"}, "measured on there"),
+        ({"isa": "AVX512"}, "needs AVX512"),
+        ({"isa": "MMX"}, "needs MMX"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(
+    trust: Trust, evaluator: Signer, changes: dict[str, Any], reason: str
+) -> None:
+    signed = sign_manifest(_manifest(**changes), evaluator)
+    with pytest.raises(Refused, match=reason):
+        admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=())
+
+
+def test_a_manifest_that_fits_is_admitted_unless_in_quarantine(
+    trust: Trust, evaluator: Signer, promoter: Signer
+) -> None:
+    def admit(signer: Signer, *quarantined: str) -> Manifest:
+        signed = sign_manifest(_manifest(), signer)
+        return admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX512, quarantined=quarantined)
+
+    assert admit(evaluator).artifact == KERNEL.artifact
+    with pytest.raises(Refused, match="quarantine"):
+        admit(evaluator, KERNEL.artifact)
+    with pytest.raises(Refused, match="promoter's"):
+        admit(promoter)
+
+
+def test_the_target_is_stable_but_for_those_that_try() -> None:
+    candidate = Revision(revision="new", kernels=(KERNEL,))
+    stable = Revision(revision="old")
+
+    def goal(stage: Stage, share: float, worker: str = "w") -> str:
+        state = DesiredState(
+            pool="p",
+            generation=1,
+            stable=stable,
+            candidate=candidate,
+            stage=stage,
+            share=share,
+            promotion_id="x",
+        )
+        return target(state, worker).revision
+
+    assert goal(Stage.SHADOW, 1.0) == "old"
+    assert goal(Stage.CANARY, 0.0) == "old"
+    assert goal(Stage.CANARY, 1.0) == "new"
+    assert goal(Stage.FULL, 0.0) == "new"
+    tried = sum(goal(Stage.CANARY, 0.25, f"w{n}") == "new" for n in range(400))
+    assert 60 < tried < 140
+    assert target(None, "w") == EMPTY
+    assert standing("w", "x") != standing("w", "y")
+
+
+def test_steps_fold_into_one_report() -> None:
+    tally = StepTally()
+    tally.step(1, 0.01)
+    tally.step(7, 0.02)
+    tally.step(8, 0.03)
+    tally.output_tokens += 16
+    tally.load = Load(running=8, waiting=1, kv_used=0.5)
+
+    def report() -> Any:
+        return tally.report(
+            pool="p",
+            worker_id="w",
+            at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+            interval_s=1.0,
+            nanoseconds={"gemm": 30_000_000, "norm": 6_000_000, "idle": 0},
+            revision="r",
+        )
+
+    first = report()
+    assert (first.steps, first.tokens, first.output_tokens, first.running) == (3, 16, 16, 8)
+    assert first.step_s_by_m == pytest.approx({"1": 0.01, "8": 0.05})
+    assert [operation.definition for operation in first.operations] == ["gemm", "norm"]
+    assert first.operations[0].share == pytest.approx(0.5)
+    second = report()
+    assert (second.steps, second.tokens, second.step_s_by_m, second.operations) == (0, 0, {}, ())
+    assert second.running == 8
+
+
+def test_shares_never_exceed_the_whole() -> None:
+    assert shares({"gemm": 2_000_000_000}, 1.0)[0].share == 1.0
+
+
+def test_counters_by_artifact_and_operation() -> None:
+    def document(calls: int) -> dict[str, Any]:
+        tally = {"calls": calls, "ns": calls * 10}
+        return {
+            "definitions": {"gemm": {"native": tally, "by_m": {"1": tally, "8": tally}}},
+            "artifacts": {"a": {"served": tally, "errors": 1}},
+        }
+
+    since = Counters.of(document(5)).since(Counters.of(document(2)))
+    assert since.nanoseconds == {"gemm": 60}
+    assert since.served == {"a": 3}
+    assert since.errors == {"a": 0}
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "client_id"),
+    [
+        ("chatcmpl-req-7", "req-7"),
+        ("cmpl-req-7-0", "req-7"),
+        ("cmpl-abc-0", "abc"),
+        ("polymorph-self-3", None),
+    ],
+)
+def test_request_ids_come_back_as_they_were_sent(engine_id: str, client_id: str | None) -> None:
+    assert client_request_id(engine_id) == client_id
+
+
+def test_rows_cover_both_ends_and_stay_small() -> None:
+    assert sample_rows(1, 1) == (1,)
+    assert sample_rows(5, 8) == (5, 6, 7, 8)
+    assert max(sample_rows(1, 1 << 30)) == 256
+    assert exercise_sizes(5, 8) == (8, 5, 6)
+    assert exercise_sizes(1, 1) == (1,)
