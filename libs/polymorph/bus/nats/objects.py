@@ -13,6 +13,8 @@ from polymorph.bus.nats.stored import last_stored, read_batch
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNKS_AT_ONCE = 32
+_PUT_S = 15.0
+"""A put is many writes, each synced; beside it the time for its size."""
 _BYTES_PER_S = 1_000_000
 
 
@@ -29,7 +31,7 @@ class Objects:
         digest = hashlib.sha256(data).hexdigest()
         if await self._is_whole(digest):
             return digest
-        limit = self._connection.timeout_s + len(data) / _BYTES_PER_S
+        limit = _PUT_S + len(data) / _BYTES_PER_S
         with told_as_bus_errors(f"put object {digest}"):
             async with asyncio.timeout(limit):
                 store = await self._connection.jetstream.object_store(self._store)
