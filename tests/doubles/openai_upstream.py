@@ -11,14 +11,20 @@ from dataclasses import dataclass, field
 from typing import Self
 
 EVENTS = (
-    (b'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
-    b'{"role":"assistant","content":"Hel"},"finish_reason":null}]}\n\n'),
+    (
+        b'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+        b'{"role":"assistant","content":"Hel"},"finish_reason":null}]}\n\n'
+    ),
     'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
     '{"content":"lo wörld ✓"},"finish_reason":null}]}\n\n'.encode(),
-    (b'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
-    b'{},"finish_reason":"stop"}]}\n\n'),
-    (b'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":'
-    b'{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'),
+    (
+        b'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+        b'{},"finish_reason":"stop"}]}\n\n'
+    ),
+    (
+        b'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":'
+        b'{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
+    ),
     b"data: [DONE]\n\n",
 )
 CHAT = {

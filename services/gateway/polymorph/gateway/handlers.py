@@ -34,6 +34,7 @@ from polymorph.gateway.domain.request_id import request_id as valid_id
 from polymorph.gateway.domain.scan import Scan, scan
 
 _log = logging.getLogger(__name__)
+_NO_POOL = "none"
 Outcome = Literal["ok", "error", "disconnect", "truncated"]
 
 
@@ -45,7 +46,7 @@ class Journey:
     send: Send
     request_id: str
     began: float
-    pool: str = "unknown"
+    pool: str = _NO_POOL
     worker_id: str | None = None
     status: int = 0
     outcome: Outcome = "error"
@@ -212,6 +213,8 @@ class Forward:
         metrics.TOTAL_S.observe(total_s)
         if journey.first_byte_s is not None:
             metrics.FIRST_BYTE_S.observe(journey.first_byte_s)
+        if journey.pool == _NO_POOL:
+            return  # refused before it was known whose request it is: no pool's traffic
         self._telegraph.tell(
             RequestFinished(
                 pool=journey.pool,
