@@ -3,7 +3,7 @@
 Each call meets the weight of another layer, as in a model, so that no weight stays in the cache. The best candidate of
 a first look is measured once more, interleaved with vLLM's own, on other inputs: that figure is the one reported.
 
-    python benchmarks/kernels_linear.py [--threads 2] [--rounds 5]
+    python benchmarks/kernels_linear.py [--threads 2] [--rounds 4]
 
 Prints a table, and one JSON line last.
 """
@@ -205,7 +205,7 @@ def measured(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--build-only", action="store_true", help="compile the candidates and stop")
     options = parser.parse_args()
