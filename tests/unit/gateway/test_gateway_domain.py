@@ -4,7 +4,7 @@ import datetime as dt
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polymorph.bus.port import Gap, StreamRecord
@@ -20,6 +20,9 @@ from polymorph.gateway.domain.refusal import Refusal, cut_off
 from polymorph.gateway.domain.rendezvous import rendezvous
 from polymorph.gateway.domain.request_id import request_id
 from polymorph.gateway.domain.scan import scan
+
+# A busy machine is no failure.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def worker(name: str, *, model: str = "m", state: str = "ready") -> WorkerRecord:
@@ -71,6 +74,7 @@ def test_the_program_is_named_by_the_first_of_its_ids_and_leaves_as_a_digest():
     assert scan(encoded(user="")).program_id is None
 
 
+@PATIENT
 @given(st.binary(max_size=200))
 def test_any_bytes_are_scanned_or_refused_with_400(body):
     status = 200
@@ -81,6 +85,7 @@ def test_any_bytes_are_scanned_or_refused_with_400(body):
     assert status in (200, 400)
 
 
+@PATIENT
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=20))
 def test_any_prompt_and_messages_are_scanned(value):
     body = json.dumps({"model": "m", "prompt": value, "messages": value, "user": value, "max_tokens": value})
@@ -185,6 +190,7 @@ def test_an_unknown_model_is_404_but_503_before_any_is_known():
     check_model(fleet, "one")
 
 
+@PATIENT
 @given(st.lists(st.text("abcdef", min_size=1, max_size=4), min_size=2, max_size=8, unique=True), st.text())
 def test_rendezvous_moves_only_the_keys_of_the_worker_that_left(names, key):
     workers = [worker(name) for name in names]
@@ -214,6 +220,7 @@ def test_only_the_first_to_trip_a_circuit_starts_the_probing():
 # --- texts ---------------------------------------------------------------------------------------------------------
 
 
+@PATIENT
 @given(st.text())
 def test_an_id_that_cannot_stand_in_a_header_is_replaced(offered):
     used = request_id(offered, "made")

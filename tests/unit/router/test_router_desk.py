@@ -2,7 +2,7 @@
 
 import datetime as dt
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polymorph.events.requests import Held, Placed, PlaceRequest, Unplaceable
@@ -11,6 +11,9 @@ from polymorph.router.domain.accounts import Accounts
 from polymorph.router.domain.desk import Desk, DeskRules
 from polymorph.router.domain.fleet import Fleet
 from polymorph.router.domain.policy import Candidate, pick
+
+# A busy machine is no failure.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def worker(name: str, *, state: str = "ready", pool: str = "p", seqs: int = 4, **more: int) -> WorkerRecord:
@@ -53,6 +56,7 @@ def test_the_worker_with_fewest_tokens_in_flight_gets_it():
     assert made.arrive(request("3", tokens=10), 0.0).worker_id == first
 
 
+@PATIENT
 @given(st.integers(2, 6), st.integers(1, 60))
 def test_equal_requests_spread_evenly_since_each_counts_before_its_answer(count, requests):
     made = desk(*(worker(f"w{n}", seqs=0) for n in range(count)))
@@ -172,6 +176,7 @@ OPERATIONS = st.lists(
 )
 
 
+@PATIENT
 @given(OPERATIONS)
 def test_accounts_always_add_up(operations):
     accounts, model = Accounts(ttl_s=900), {}
