@@ -161,3 +161,9 @@ async def asking_with_engine(tmp_path_factory: pytest.TempPathFactory, started) 
     yield asking
     await end()
     await bus.close()
+
+
+@pytest.fixture
+def asking_on() -> type[Asking]:
+    """Candidates and orders for a bus of the test's own."""
+    return Asking
