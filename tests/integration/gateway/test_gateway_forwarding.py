@@ -236,3 +236,24 @@ async def test_connections_are_kept_and_not_limited(services, upstream, chat):
             assert answer.json() == CHAT
     # Probes come on connections of their own; the ten requests need none.
     assert upstream.connections - before < 5
+
+
+async def test_idle_connections_are_closed_before_the_worker_would(services, upstream, chat):
+    url = await services.ready_gateway(workers=[upstream.url], upstream_idle_s=0.3, probe_interval_s=60)
+    async with httpx.AsyncClient() as client:
+        await client.post(f"{url}/v1/chat/completions", content=chat, headers=JSON)
+    assert upstream._open
+    async with asyncio.timeout(5):
+        while upstream._open:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_connection_that_the_worker_closed_while_idle_costs_nothing(services, upstream, chat):
+    url = await services.ready_gateway(workers=[upstream.url], attempts=1)
+    async with httpx.AsyncClient() as client:
+        for count in range(1, 6):
+            answer = await client.post(f"{url}/v1/chat/completions", content=chat, headers=JSON)
+            assert answer.content == b"".join(EVENTS)
+            assert len(upstream.requests) == count
+            for writer in list(upstream._open):
+                writer.transport.abort()
