@@ -13,7 +13,12 @@ from polymorph.compiler.domain.search_pool import Ended, LoopRules, PoolLoop, Po
 from polymorph.compiler.domain.search_state import Answer, Order, Promote, Result, Search
 from polymorph.compiler.domain.search_target import Target
 from polymorph.events.state import EMPTY, DesiredState, Mode
-from polymorph.events.types import CandidateEvaluated, DriftDetected, EvaluateCandidate, TrafficShapeObserved
+from polymorph.events.types import (
+    CandidateEvaluated,
+    DriftDetected,
+    EvaluateCandidate,
+    TrafficShapeObserved,
+)
 from polymorph.events.values import (
     Gate,
     Numerics,

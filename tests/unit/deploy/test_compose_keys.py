@@ -90,7 +90,5 @@ def test_the_database_password_is_the_same_on_both_sides_and_reaches_the_url(mad
 def test_the_server_accepts_its_configuration(made, tmp_path):
     config = tmp_path / "nats/nats.conf"
     config.write_text(config.read_text().replace("/data/jetstream", str(tmp_path / "jetstream")))
-    done = subprocess.run(
-        [server_binary(), "-t", "-c", config], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([server_binary(), "-t", "-c", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

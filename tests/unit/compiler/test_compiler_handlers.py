@@ -1,0 +1,203 @@
+"""What the handlers promise: saved before promised, owed until paid, deaf to what is stale; and memory that lasts."""
+
+import datetime as dt
+
+import pytest
+
+from polymorph.bus.errors import Unavailable
+from polymorph.compiler.adapters.record import LoopRecord
+from polymorph.compiler.domain.search_pool import Ended
+from polymorph.compiler.domain.search_state import Answer
+from polymorph.compiler.handlers import Tuning
+from polymorph.events.state import DesiredState, Mode
+from polymorph.events.types import WorkerRefused
+from polymorph.ledger import messages, searches
+from polymorph.simulator.database import SimulatedDatabase
+from polymorph.simulator.faults import CrashAt
+
+
+class HandClock:
+    """Stands still until it is moved."""
+
+    def __init__(self, start):
+        self.at = start
+
+    def now(self):
+        return self.at
+
+    def monotonic(self):
+        return self.at.timestamp()
+
+    async def sleep(self, seconds):
+        self.at += dt.timedelta(seconds=seconds)
+
+
+class FloorDouble:
+    """A world that does what it is told, or is away."""
+
+    def __init__(self):
+        self.away = False
+        self.kept = []
+        self.again = []
+        self.proposals = []
+        self.taken_back = []
+
+    def _check(self):
+        if self.away:
+            raise Unavailable("nobody answers")
+
+    async def keep(self, data):
+        self._check()
+        self.kept.append(data)
+
+    async def order_again(self, command):
+        self._check()
+        self.again.append(command)
+
+    async def pool(self, pool):
+        self._check()
+        return DesiredState(pool=pool, generation=0, mode=Mode.CANARY)
+
+    async def promote(self, proposal):
+        self._check()
+        self.proposals.append(proposal)
+        stable = DesiredState(pool=proposal.pool, generation=1).stable
+        return Ended(proposal.promotion_id, Answer.LIVE, 1, stable, "done")
+
+    async def take_back(self, pool, generation, reason):
+        self.taken_back.append((pool, generation, reason))
+
+
+class DriftOnce:
+    """A detector double: the first window of a process that was not tuned for is a drift."""
+
+    def __init__(self, lab):
+        self._lab = lab
+
+    def observe(self, window, tuned_for):
+        return None if tuned_for else self._lab.drift_of(window)
+
+
+class Setting:
+    def __init__(self, lab, database=None):
+        self.lab = lab
+        self.clock = HandClock(lab.START)
+        self.database = database or SimulatedDatabase(CrashAt().pause)
+        self.floor = FloorDouble()
+        self.record = LoopRecord(self.database, self.clock, source="/t", hardware=lab.HARDWARE)
+        self.tuning = Tuning(
+            lab.loop([["a", "b"]], answer_s=100),
+            self.record,
+            self.floor,
+            self.clock,
+            detector=lambda: DriftOnce(lab),
+            window_age_s=120,
+            hardware=lab.HARDWARE,
+        )
+
+    def seen(self):
+        window = self.lab.window({"8": 1.0}, {self.lab.GATE_UP: 0.4})
+        return window.model_copy(update={"window_start": self.clock.now()})
+
+    def outbox(self):
+        rows = self.database.peek(lambda session: messages.pending(session, 100))
+        return [messages.decode(row.type, row.data) for row in rows]
+
+    def orders(self):
+        return [m for m in self.outbox() if type(m).__name__ == "EvaluateCandidate"]
+
+    async def answer_all(self, ratio=1.2):
+        answered = set()
+        while waiting := [o for o in self.orders() if o.evaluation_id not in answered]:
+            for order in waiting:
+                answered.add(order.evaluation_id)
+                await self.tuning.evaluated(self.lab.answer(order, ratio))
+
+
+@pytest.fixture
+def setting(lab):
+    return Setting(lab)
+
+
+async def test_a_stale_window_says_nothing_about_now(setting):
+    old = setting.seen()
+    setting.clock.at += dt.timedelta(seconds=300)
+    await setting.tuning.window(old)
+    assert setting.outbox() == []
+
+
+async def test_nothing_is_told_while_objects_cannot_be_kept(setting):
+    setting.floor.away = True
+    with pytest.raises(Unavailable):
+        await setting.tuning.window(setting.seen())
+    assert setting.outbox() == []
+    setting.floor.away = False
+    await setting.tuning.window(setting.seen())
+    assert setting.orders()
+
+
+async def test_verdicts_stand_in_the_record_with_the_search(setting):
+    await setting.tuning.window(setting.seen())
+    await setting.answer_all()
+    rows = setting.database.peek(lambda session: searches.evaluations(session, setting.orders()[0].search_id))
+    assert {row.verdict for row in rows} == {"passed"}
+    assert len(rows) == 3
+
+
+async def test_a_promotion_is_owed_until_the_promoter_answers(setting):
+    await setting.tuning.window(setting.seen())
+    setting.floor.away = True
+    await setting.answer_all()
+    await setting.tuning.tick()
+    assert setting.floor.proposals == []
+    setting.floor.away = False
+    await setting.tuning.tick()
+    await setting.tuning.tick()
+    assert len(setting.floor.proposals) == 1
+    assert [m.outcome for m in setting.outbox() if type(m).__name__ == "SearchClosed"] == ["promoted"]
+
+
+async def test_overdue_orders_go_straight_to_the_queue(setting):
+    await setting.tuning.window(setting.seen())
+    setting.clock.at += dt.timedelta(seconds=101)
+    await setting.tuning.tick()
+    assert setting.floor.again == setting.orders()
+
+
+async def test_a_new_process_remembers_the_search_and_asks_for_what_is_pending(lab, setting):
+    await setting.tuning.window(setting.seen())
+    later = Setting(lab, setting.database)
+    await later.tuning.start()
+    await later.tuning.tick()
+    assert later.floor.again == setting.orders()
+    await later.answer_all()
+    assert len(later.floor.proposals) == 1
+
+
+async def test_lessons_outlive_the_process(lab, setting):
+    await setting.tuning.window(setting.seen())
+    await setting.answer_all()
+    known = await Setting(lab, setting.database).record.knowledge()
+    assert known.seeds(lab.DOWN, 1, 8, limit=3)
+    assert (
+        await LoopRecord(setting.database, setting.clock, source="/t", hardware="other").knowledge()
+    ).lessons == ()
+
+
+async def test_answers_of_a_search_that_nobody_runs_are_dropped(lab, setting):
+    await setting.tuning.window(setting.seen())
+    order = setting.orders()[0]
+    stranger = lab.answer(order.model_copy(update={"evaluation_id": "evaluation-x"}), 1.3)
+    before = setting.outbox()
+    await setting.tuning.evaluated(stranger)
+    assert setting.outbox() == before
+
+
+async def test_a_refusal_asks_to_take_that_generation_back(lab, setting):
+    refused = WorkerRefused(
+        pool="chat-1", worker_id="w", generation=3, revision="r-1", reason="its self-test failed"
+    )
+    await setting.tuning.refused(refused)
+    pool, generation, reason = setting.floor.taken_back[0]
+    assert (pool, generation) == ("chat-1", 3)
+    assert "its self-test failed" in reason
