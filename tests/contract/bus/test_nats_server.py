@@ -95,6 +95,18 @@ async def test_connecting_waits_for_the_server(nats_server):
     await bus.close()
 
 
+async def test_connecting_can_be_given_up(nats_server):
+    await nats_server.kill()
+    before = asyncio.all_tasks()
+    connecting = asyncio.ensure_future(NatsBus.connect(nats_server.settings("router"), "/x", SystemClock()))
+    await asyncio.sleep(0.3)
+    connecting.cancel()
+    await asyncio.wait({connecting}, timeout=5)
+    assert connecting.cancelled()
+    await asyncio.sleep(0.1)
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_connection_closed_for_good_is_fatal(bus_factory):
     bus = await bus_factory()
     waiting = asyncio.ensure_future(bus.lost())

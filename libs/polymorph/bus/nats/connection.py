@@ -86,18 +86,25 @@ class Connection:
             Unavailable: `wait_s` went by.
         """
         opening = asyncio.ensure_future(self._connect(settings, name))
-        await asyncio.wait({opening, self._refused}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait({opening, self._refused}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._give_up(opening)
+            raise
         if opening.done():
             opening.result()
             return
-        opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await opening
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self.client.close()
+        await self._give_up(opening)
         if self._refused.done():
             raise Fatal(f"{settings.url} refuses user {settings.user!r}: check the credentials")
         raise Unavailable(f"no NATS server answered at {settings.url} within {wait_s} s")
+
+    async def _give_up(self, opening: "asyncio.Future[None]") -> None:
+        self._closing = True
+        opening.cancel()
+        await asyncio.wait({opening}, timeout=self.timeout_s)
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self.client.close()
 
     async def _connect(self, settings: NatsSettings, name: str) -> None:
         options: dict[str, Any] = {}
