@@ -41,6 +41,7 @@ def _install() -> Slots:
 
 
 _SLOTS = _install()
+_DIRECTORY: str | None = None
 
 
 class PolymorphExtension:
@@ -102,19 +103,25 @@ class PolymorphExtension:
         self,
         definition: str,
         calls: int,
+        directory: str | None = None,
         *,
         every: int = 1,
         max_mib: int = 64,
         min_m: int = 1,
         max_m: int = 1 << 30,
     ) -> dict[str, Any]:
-        """Copies the inputs of one in `every` of the next calls, `calls` of them at most, then `slots_captured`."""
+        """Copies the inputs of one in `every` of the next calls, `calls` of them at most; `slots_captured` writes them."""
+        global _DIRECTORY  # noqa: PLW0603 - one capture at a time, as in the dispatcher
+        _DIRECTORY = directory
         try:
             _SLOTS.ops.capture_start(definition, calls, every, max_mib * _MIB, min_m, max_m)
         except (ValueError, RuntimeError) as error:
             return {"ok": False, "reason": str(error).splitlines()[0]}
         return {"ok": True, "reason": ""}
 
-    def slots_captured(self, directory: str) -> dict[str, Any]:
+    def slots_captured(self, directory: str | None = None) -> dict[str, Any]:
         """Ends the capture and writes it to a folder that only this user may enter; paths of calls and weights."""
-        return collect(_SLOTS, Path(directory))
+        folder = directory or _DIRECTORY
+        if folder is None:
+            return {"ok": False, "reason": "name the directory for what was captured"}
+        return collect(_SLOTS, Path(folder))

@@ -84,6 +84,7 @@ class House:
 
     async def sign(self, bus: NatsBus, library: bytes, definition: str, **changes: Any) -> KernelBinding:
         """Puts a kernel and its signed manifest into the object store; `changes` are to the manifest."""
+        signer = changes.pop("signer", self.evaluator)
         artifact = await bus.put_object(library)
         fields = {
             "artifact": artifact,
@@ -99,7 +100,7 @@ class House:
             "max_m": 1 << 30,
             "evidence": "2" * 64,
         } | changes
-        signed = sign_manifest(Manifest(**fields), changes.pop("signer", self.evaluator))
+        signed = sign_manifest(Manifest(**fields), signer)
         manifest = await bus.put_object(signed.canonical())
         return KernelBinding(
             definition=definition,

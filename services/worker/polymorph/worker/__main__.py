@@ -29,7 +29,7 @@ async def _serve(settings: WorkerSettings) -> None:
 def main() -> int:
     try:
         settings = WorkerSettings()
-        settings.pool_name()
+        settings.check()
     except (ValidationError, ValueError) as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2

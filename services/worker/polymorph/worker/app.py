@@ -68,8 +68,6 @@ class Worker:
 
     def _launch(self) -> EngineLaunch:
         launch = self._settings.launch()
-        if not (launch.model / "config.json").exists():
-            raise Fatal(f"{launch.model} is no model folder: it has no config.json")
         os.environ.update(launch.environment())
         if self._tuned and launch.slots:
             try:
@@ -152,7 +150,7 @@ class Worker:
                 trust=trust,
                 hardware=self._cpu.fingerprint,
                 isa=self._cpu.isa,
-                scratch=settings.data_dir / "selftest",
+                scratch=settings.data_dir.resolve() / "selftest",
             )
 
         self._convergence = Convergence(

@@ -95,7 +95,10 @@ class ControlPlane:
             except (Fatal, BusError) as error:
                 _log.error("no bus, serving without it: %s", error)
             else:
-                await self._with(bus)
+                try:
+                    await self._with(bus)
+                except Exception:  # noqa: BLE001 - serving must outlive whatever tuning does
+                    _log.exception("the control plane failed and starts again; serving goes on")
             await self._clock.sleep(_AGAIN_S)
 
     async def _with(self, bus: NatsBus) -> None:

@@ -38,6 +38,7 @@ class Convergence:
         self._clock = clock
         self._desired: DesiredState | None = None
         self._refused: set[tuple[int, str]] = set()
+        self._told_refusals: set[tuple[int, str, str]] = set()
         self._told = -1
         self._news = asyncio.Event()
         self._change = asyncio.Lock()
@@ -139,6 +140,7 @@ class Convergence:
                     self._stop_expiry()
                     self.loaded = await loader.load(goal, quarantined, self.loaded.bindings)
             except Refused as refusal:
+                self._refused.add((desired.generation, goal.revision))
                 await self._refuse(bus, desired.generation, goal.revision, str(refusal))
                 return
         self._told = desired.generation
@@ -172,9 +174,9 @@ class Convergence:
         )
 
     async def _refuse(self, bus: Bus, generation: int, revision: str, reason: str) -> None:
-        if (generation, revision) in self._refused:
+        if (generation, revision, reason) in self._told_refusals:
             return
-        self._refused.add((generation, revision))
+        self._told_refusals.add((generation, revision, reason))
         _log.error("refused %s of generation %d: %s", revision, generation, reason)
         await _until_told(
             lambda: bus.publish(

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from pydantic import ValidationError
 
+from polymorph.bus.errors import BusError
 from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Refused
@@ -38,7 +39,7 @@ class Asked:
         except ValidationError as error:
             _log.warning("a control request that is none: %s", error)
             answer = ControlAnswer(ok=False, reason="not a ControlSlots")
-        except Refused as refusal:
+        except (Refused, BusError) as refusal:
             answer = ControlAnswer(ok=False, reason=str(refusal))
         else:
             answer = ControlAnswer(ok=True, served_calls=served)

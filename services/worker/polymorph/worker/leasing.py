@@ -14,11 +14,12 @@ from polymorph.worker.domain.lease import HostLease
 
 _log = logging.getLogger(__name__)
 _ENDS_AFTER_S = 3.0
+_STEP_S = 5.0
 _RESUME_RETRY_S = 0.05
 
 
 class HostLeasing:
-    """Grants one burst at a time. The timer that ends a burst starts before the engine stops."""
+    """Grants one burst at a time; the worker's own timer ends it, whatever becomes of the evaluator."""
 
     def __init__(
         self, pool: str, worker_id: str, engine: Engine, clock: Clock, busy: Callable[[], bool]
@@ -29,7 +30,7 @@ class HostLeasing:
         self._clock = clock
         self._busy = busy
         self._lease: HostLease | None = None
-        self._burst: asyncio.Task[float] | None = None
+        self._burst: asyncio.Task[None] | None = None
         self._release = asyncio.Event()
         self._last_paused_s = 0.0
         self._resumed_at = clock.monotonic()
@@ -45,9 +46,10 @@ class HostLeasing:
         if self._lease is None or self._lease.lease_id != request.lease_id:
             self._lease = HostLease(request.lease_id)
         self._release.clear()
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._burst = asyncio.create_task(self._run_burst(self._lease, request.burst_s, granted))
-        await granted
+        if not await granted:
+            return LeaseAnswer(granted=False, reason="the engine is in a long step; ask again")
         return LeaseAnswer(granted=True, paused_s=self._last_paused_s)
 
     async def watch(self, bus: Bus) -> None:
@@ -75,30 +77,33 @@ class HostLeasing:
         if self._busy() and since < self._last_paused_s:
             await self._clock.sleep(self._last_paused_s - since)
 
-    async def _run_burst(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[None]") -> float:
-        began = self._clock.monotonic()
+    async def _run_burst(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[bool]") -> None:
+        stopped: float | None = None
         try:
-            async with asyncio.timeout(burst_s):
+            async with asyncio.timeout(_STEP_S):
                 await self._engine.pause()
-                granted.set_result(None)
+            stopped = self._clock.monotonic()
+            granted.set_result(True)
+            async with asyncio.timeout(burst_s):
                 await self._release.wait()
-        except TimeoutError:
-            pass
+        except (TimeoutError, BusError):
+            if stopped is None:
+                _log.warning("the engine did not stop between two steps within %.0f s", _STEP_S)
         finally:
             await self._resume()
             self._resumed_at = self._clock.monotonic()
-            self._last_paused_s = self._resumed_at - began
-            lease.ended(self._last_paused_s)
             self._burst = None
+            if stopped is not None:
+                self._last_paused_s = self._resumed_at - stopped
+                lease.ended(self._last_paused_s)
             if not granted.done():
-                granted.set_result(None)
-        return self._last_paused_s
+                granted.set_result(False)
 
     async def _resume(self) -> None:
         while True:
             try:
                 await self._engine.resume()
-            except (RuntimeError, OSError) as error:
+            except BusError as error:
                 if not self._engine.alive:
                     return
                 _log.error("the engine does not resume, trying again: %s", error)

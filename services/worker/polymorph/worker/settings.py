@@ -54,6 +54,18 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(f"pool {name!r}: use only A-Z a-z 0-9 _ and -")
         return name
 
+    def check(self) -> None:
+        """What can be told before anything starts.
+
+        Raises:
+            ValueError: a setting that cannot work, and what would.
+        """
+        self.pool_name()
+        if not (self.model / "config.json").exists():
+            raise ValueError(f"{self.model} is no model folder: it has no config.json")
+        if self.trust_file is not None and not self.trust_file.exists():
+            raise ValueError(f"trust file {self.trust_file} does not exist")
+
     def url(self) -> str:
         return (self.advertise_url or f"http://{self.host}:{self.port}").rstrip("/")
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from polymorph.bus.errors import Retryable
 from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.launch import EngineLaunch
 from polymorph.worker.adapters.stats import StatSink, stat_logger
@@ -20,22 +21,24 @@ _SLICE_S = 0.05
 class Engine:
     """One engine. Calls of its slots run between two steps and never raise for a refusal by the engine: `Refused`."""
 
-    def __init__(self, llm: Any, arguments: Any, *, slotted: bool) -> None:
+    def __init__(self, llm: Any, arguments: Any, *, slotted: bool, dead: type[Exception]) -> None:
         self.llm = llm
         self.arguments = arguments
         self.slotted = slotted
         self._requests = 0
+        self._dead = dead
 
     @classmethod
     def start(cls, launch: EngineLaunch, sink: StatSink) -> Self:
         """Loads and compiles the model; minutes where nothing is in the compile cache. The environment is set."""
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - after the environment is set
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+        from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
         keywords = launch.arguments()
         arguments = AsyncEngineArgs(**keywords, disable_log_stats=True, enable_logging_iteration_details=True)
         llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stat_logger(sink)])
-        return cls(llm, arguments, slotted="worker_extension_cls" in keywords)
+        return cls(llm, arguments, slotted="worker_extension_cls" in keywords, dead=EngineDeadError)
 
     @property
     def alive(self) -> bool:
@@ -105,10 +108,11 @@ class Engine:
 
     async def pause(self) -> None:
         """Stops between two steps, keeping all requests and caches."""
-        await self.llm.pause_generation(mode="keep", clear_cache=False)
+        # AsyncLLM.pause_generation adds a sleep of 20 ms, which would be taken from requests.
+        await self._guarded(self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
 
     async def resume(self) -> None:
-        await self.llm.resume_generation()
+        await self._guarded(self.llm.resume_generation())
 
     def stop(self) -> None:
         self.llm.shutdown(timeout=0)
@@ -127,9 +131,18 @@ class Engine:
             pass
 
     async def _call(self, method: str, **keywords: Any) -> dict[str, Any]:
-        answers = await self.llm.collective_rpc(method, timeout=_RPC_TIMEOUT_S, kwargs=keywords)
+        answers = await self._guarded(
+            self.llm.collective_rpc(method, timeout=_RPC_TIMEOUT_S, kwargs=keywords)
+        )
         first: dict[str, Any] = answers[0]
         return first
+
+    async def _guarded(self, call: Awaitable[Any]) -> Any:
+        """An engine that does not answer may answer later, or is about to be found dead."""
+        try:
+            return await call
+        except (RuntimeError, TimeoutError, self._dead) as error:
+            raise Retryable(f"the engine does not answer: {error}") from error
 
     async def _checked(self, method: str, **keywords: Any) -> dict[str, Any]:
         answer = await self._call(method, **keywords)
