@@ -16,6 +16,15 @@ from polymorph.embedded.probe import http_status
 from polymorph.engine.launch import EngineLaunch
 
 READY_S = 900.0
+# A demonstration shows in minutes what a fleet takes an hour for: fewer candidates, less rest between plans.
+BUDGET = {
+    "POLYMORPH_COMPILER_CANDIDATES_PER_SEARCH": "10",
+    "POLYMORPH_COMPILER_SEARCH_SECONDS": "120",
+    "POLYMORPH_COMPILER_SEARCHES_PER_DRIFT": "4",
+    "POLYMORPH_COMPILER_COOLDOWN_S": "10",
+    "POLYMORPH_COMPILER_DRIFT_WINDOWS": "2",
+    "POLYMORPH_COMPILER_MIN_REQUESTS": "8",
+}
 _STOP_S = 150.0
 
 
@@ -67,7 +76,7 @@ def embedded(data: Path, model: Path, served: str, port: int) -> Process:
     data.mkdir(parents=True)
     command = [sys.executable, "-m", "polymorph.embedded.cli", "up", "--mode", "canary", "--port", str(port)]
     command += ["--model", str(model), "--served-model-name", served, "--data", str(data)]
-    return Process("polymorph up", command, os.environ, data / "up.log")
+    return Process("polymorph up", command, {**BUDGET, **os.environ}, data / "up.log")
 
 
 def plain_vllm(launch: EngineLaunch, port: int, log: Path) -> Process:
