@@ -19,6 +19,8 @@ from small_models import CONTEXT, DENSE, DRAFT, HERE, MODELS, MOE, SmallModel
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 ROWS = 8
+TOKENS = 8192
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def windows(ids: tokens.Ids, count: int) -> torch.Tensor:
@@ -75,14 +77,16 @@ def expert_load(network: PreTrainedModel, rows: torch.Tensor) -> list[list[float
 
 def measure(tokenizer: PreTrainedTokenizerFast, count: int) -> dict[str, Any]:
     networks = {name: load(model) for name, model in MODELS.items()}
+    notes = {name: json.loads((model.folder / "training.json").read_text()) for name, model in MODELS.items()}
     found: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "tokens_a_domain": count,
+        "steps": {name: note["steps"] for name, note in notes.items()},
         "domains": {},
     }
     for domain in corpus.DOMAINS:
         rows = windows(tokens.domain_ids(tokenizer, domain, "heldout"), count)
-        table = unigram(tokens.domain_ids(tokenizer, domain, "train"), len(tokenizer))
+        table = unigram(tokens.domain_ids(tokenizer, domain, "train", limit=1_000_000), len(tokenizer))
         answers = {name: read(network, rows) for name, network in networks.items()}
         agree = (answers[DRAFT.name][1] == answers[DENSE.name][1]).mean()
         found["domains"][domain] = {
@@ -117,20 +121,48 @@ def expert_table(found: dict[str, Any], layer: int) -> str:
     return "\n".join(lines)
 
 
+def figures(found: dict[str, Any]) -> str:
+    """The part of README.md that is measured."""
+    parts = [
+        f"By `python models/measure.py` on {found['date']}, {found['tokens_a_domain']:,} held-out tokens a domain.",
+        "Steps trained: " + ", ".join(f"{name} {steps}" for name, steps in found["steps"].items()) + ".",
+        loss_table(found),
+        "Share of the routed tokens that each expert of tiny-moe takes, in per cent, first layer:",
+        expert_table(found, 0),
+        "and last layer:",
+        expert_table(found, MOE.layers - 1),
+    ]
+    return "\n\n".join(parts)
+
+
+def with_figures(text: str, found: dict[str, Any]) -> str:
+    """`text` with its measured part renewed."""
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"README.md must hold {BEGIN} and then {END}")
+    return f"{before}{BEGIN}\n{figures(found)}\n{END}{after}"
+
+
+def report(tokenizer: PreTrainedTokenizerFast, count: int) -> None:
+    """Measures, writes measured.json and the figures of README.md, prints them."""
+    found = measure(tokenizer, count)
+    (HERE / "measured.json").write_text(json.dumps(found, indent=1) + "\n")
+    readme = HERE / "README.md"
+    readme.write_text(with_figures(readme.read_text(), found))
+    print(figures(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--tokens", type=int, default=8192, help="held-out tokens a domain (default: %(default)s)"
+        "--tokens", type=int, default=TOKENS, help="held-out tokens a domain (default: %(default)s)"
     )
     options = parser.parse_args()
     torch.set_num_threads(2)
-    found = measure(small_tokenizer.load(DENSE.folder), options.tokens)
-    (HERE / "measured.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(loss_table(found))
-    for layer in (0, MOE.layers - 1):
-        print(f"\nlayer {layer}, share of the routed tokens in per cent:\n{expert_table(found, layer)}")
+    report(small_tokenizer.load(DENSE.folder), options.tokens)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class SmallModel:
     layers: int
     learning_rate: float
     seed: int
-    teacher: str | None = None
+    origin: str | None = None
+    distilled: bool = False
     experts: int = 0
 
     @property
@@ -69,6 +70,10 @@ class SmallModel:
 
 
 DENSE = SmallModel("tiny-dense", steps=400, layers=4, learning_rate=2.5e-3, seed=1)
-MOE = SmallModel("tiny-moe", steps=240, layers=4, learning_rate=2.5e-3, seed=2, experts=8)
-DRAFT = SmallModel("tiny-draft", steps=300, layers=1, learning_rate=4e-3, seed=3, teacher="tiny-dense")
+MOE = SmallModel(
+    "tiny-moe", steps=200, layers=4, learning_rate=2.5e-3, seed=2, origin="tiny-dense", experts=8
+)
+DRAFT = SmallModel(
+    "tiny-draft", steps=240, layers=1, learning_rate=4e-3, seed=3, origin="tiny-dense", distilled=True
+)
 MODELS = {model.name: model for model in (DENSE, DRAFT, MOE)}

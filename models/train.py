@@ -18,10 +18,12 @@ from typing import Any
 
 import bench_moe
 import corpus
+import measure
 import numpy as np
 import small_tokenizer
 import tokens
 import torch
+import warm_start
 from small_models import CONTEXT, DENSE, HERE, MODELS, SPECIAL, TURN_END, SmallModel
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -29,7 +31,7 @@ CACHE = HERE / ".cache"
 ROWS = 4
 WARMUP = 40
 COOL_DOWN = 0.28  # of the steps
-KEEP_EVERY = 50
+KEEP_EVERY = 20
 AGAIN = 75  # EX_TEMPFAIL: not done, run again
 WEIGHT_DECAY = 0.05
 
@@ -89,11 +91,11 @@ def distillation(logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     )
 
 
-def load_teacher(model: SmallModel) -> PreTrainedModel | None:
-    if model.teacher is None:
+def load_origin(model: SmallModel) -> PreTrainedModel | None:
+    if model.origin is None:
         return None
-    teacher: PreTrainedModel = AutoModelForCausalLM.from_pretrained(HERE / model.teacher, dtype=torch.float32)
-    return teacher.eval()
+    origin: PreTrainedModel = AutoModelForCausalLM.from_pretrained(HERE / model.origin, dtype=torch.float32)
+    return origin.eval()
 
 
 def loss_of(
@@ -119,8 +121,11 @@ class Training:
         torch.manual_seed(model.seed)
         self.model, self.ids = model, ids
         self.network = model.build().train()
+        origin = load_origin(model)
+        if origin is not None:
+            warm_start.begin(self.network, model, origin)
+        self.teacher = origin if model.distilled else None
         self.optimizer = optimizer(self.network)
-        self.teacher = load_teacher(model)
         self.balance = 0.01 if model.experts else 0.0
         self.path = CACHE / f"{model.name}-{key}-{model.steps}.pt"
         self.step = 0
@@ -252,6 +257,7 @@ def main() -> int:
             make(model, tokenizer, deadline)
         if options.all:
             bench_moe.write(tokenizer)
+            measure.report(tokenizer, measure.TOKENS)
     except OutOfTime:
         say("out of time: the place is kept, run the same command again (without --fresh) to go on")
         return AGAIN

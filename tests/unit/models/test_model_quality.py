@@ -58,11 +58,21 @@ def test_the_figures_of_the_readme_are_the_measured_ones(models_folder: Path) ->
     import measure
 
     found = json.loads((models_folder / "measured.json").read_text())
+    assert measure.figures(found) in (models_folder / "README.md").read_text()
+    for name, steps in found["steps"].items():
+        assert json.loads((models_folder / name / "training.json").read_text())["steps"] == steps
+
+
+def test_new_figures_replace_the_old_ones_and_nothing_else(models_folder: Path) -> None:
+    import measure
+
     text = (models_folder / "README.md").read_text()
-    assert measure.loss_table(found) in text
-    assert found["date"] in text
-    for layer in (0, 3):
-        assert measure.expert_table(found, layer) in text
+    found = json.loads((models_folder / "measured.json").read_text())
+    later = measure.with_figures(text, {**found, "date": "2031-01-02"})
+    assert "2031-01-02" in later
+    assert measure.with_figures(later, found) == text
+    with pytest.raises(ValueError, match="must hold"):
+        measure.with_figures("no marks here", found)
 
 
 def test_rows_spread_over_the_text_and_never_overlap() -> None:

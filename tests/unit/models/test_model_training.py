@@ -33,7 +33,7 @@ def test_a_training_cut_in_two_ends_like_one_in_a_piece(
     monkeypatch.setattr(train, "CACHE", tmp_path)
     monkeypatch.setattr(train, "CONTEXT", 16)
     monkeypatch.setattr(train, "ROWS", 1)
-    short = replace(small_models.DRAFT, steps=3, teacher=None)
+    short = replace(small_models.DRAFT, steps=3, origin=None, distilled=False)
     whole = train.Training(short, ids, "whole")
     whole.run(deadline=float("inf"))
     cut = train.Training(short, ids, "cut")
