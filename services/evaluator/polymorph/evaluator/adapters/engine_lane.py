@@ -79,6 +79,17 @@ class EngineLane:
     def rpc(self, method: str, *arguments: Any, **named: Any) -> Any:
         return self.ask("rpc", method=method, arguments=list(arguments), named=named)["result"]
 
+    def waited(self) -> tuple[float, float]:
+        """Seconds that the engine's threads ran, and waited for a processor, since they started."""
+        if self._process is None:
+            return 0.0, 0.0
+        ran = waited = 0
+        for path in Path(f"/proc/{self._process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                first, second = path.read_text().split()[:2]
+                ran, waited = ran + int(first), waited + int(second)
+        return ran / 1e9, waited / 1e9
+
     def _spawn(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()

@@ -35,7 +35,10 @@ from polymorph.stats.margin import Call, judge
 _log = logging.getLogger(__name__)
 _GATE = Gate.G5_END_TO_END
 _BLOCK_S = 0.22
-_MOST_STEPS = 6
+_ATTEMPTS = 2
+_WARM_STEPS = 8
+_FEWEST_BLOCKS = 3
+_MOST_WAITED = 0.12
 _AGREEMENT_REQUESTS = 8
 _AGREEMENT_TOKENS = 16
 _AGREEMENT_PROMPT = 24
@@ -48,6 +51,13 @@ class _Tables:
     incumbent: list[Entry]
     candidate: list[Entry]
     artifact: str
+
+
+@dataclass(slots=True)
+class _Timed:
+    rates: dict[str, list[float]]
+    served: int = 0
+    discarded: int = 0
 
 
 class EngineGate:
@@ -96,15 +106,18 @@ class EngineGate:
             text = f"M = {heaviest} is beyond the {launch.max_num_seqs} sequences that this engine decodes together"
             return inconclusive(_GATE, text)
         with_itself, with_candidate_ = self._agree(tables, plan)
-        rates, served = self._time(tables, plan, host)
-        ratio = paired_ratio(
-            rates["incumbent"], rates["candidate"], np.random.default_rng(secrets.randbits(63))
-        )
+        timed = self._time(tables, plan, host)
+        if len(timed.rates["candidate"]) < max(_FEWEST_BLOCKS, self._blocks // 2):
+            busy = f"the host was too busy: {timed.discarded} pairs of blocks were disturbed"
+            return inconclusive(_GATE, busy, stolen_s=host.stolen_s, bursts=host.bursts)
+        rates, served = timed.rates, timed.served
+        rng = np.random.default_rng(secrets.randbits(63))
+        ratio = paired_ratio(rates["incumbent"], rates["candidate"], rng)
         evidence: dict[str, Any] = {
             "greedy_agreement": with_candidate_.share, "greedy_agreement_incumbent": with_itself.share,
             "first_difference": with_candidate_.first_difference,
             "first_difference_incumbent": with_itself.first_difference,
-            "tokens_per_s": rates, "served_calls": served, "requests": plan.requests,
+            "tokens_per_s": rates, "discarded": timed.discarded, "served_calls": served, "requests": plan.requests,
             "prompt_tokens": plan.prompt_tokens, "stolen_s": host.stolen_s, "bursts": host.bursts,
         }  # fmt: skip
         return self._judge(ratio, plan, served, (with_itself, with_candidate_), evidence)
@@ -135,35 +148,53 @@ class EngineGate:
             return inconclusive(_GATE, f"too noisy to tell: {text}", speedup=ratio, **evidence)
         return failed(_GATE, TraceStatus.PASSED, f"no gain end to end: {text}", speedup=ratio, **evidence)
 
-    def _time(self, tables: _Tables, plan: Replay, host: Host) -> tuple[dict[str, list[float]], int]:
-        """Tokens a second by block, paired by index, and how many calls the candidate served."""
+    def _time(self, tables: _Tables, plan: Replay, host: Host) -> _Timed:
+        """Tokens a second by block, paired by index; pairs in which the engine waited for a core do not count."""
         order = random.Random(secrets.randbits(63))  # noqa: S311
         self._lane.rpc("slots_read", True)
-        self._begin(plan)
+        left = self._begin(plan)
         step_s = self._warm_up(tables)
-        steps = max(1, min(_MOST_STEPS, int(_BLOCK_S / step_s)))
-        rates: dict[str, list[float]] = {"incumbent": [], "candidate": []}
-        for _ in range(self._blocks):
+        attempts = self._blocks * _ATTEMPTS
+        steps = max(1, min(int(_BLOCK_S / step_s), (left - _WARM_STEPS) // (2 * attempts)))
+        timed = _Timed({"incumbent": [], "candidate": []})
+        for _ in range(attempts):
             arms = ["incumbent", "candidate"]
             order.shuffle(arms)
-            for arm in arms:
-                self._engage(tables.incumbent if arm == "incumbent" else tables.candidate)
-                host.ensure(steps * step_s * 1.15)
-                began = time.perf_counter()
-                self._lane.ask("step", count=steps)
-                rates[arm].append(plan.requests * steps / (time.perf_counter() - began))
+            pair = {arm: self._block(tables, arm, steps, step_s, host) for arm in arms}
             host.release()
-        served = _served(self._lane.rpc("slots_read"), tables.artifact)
+            if max(waited for _, waited in pair.values()) > _MOST_WAITED:
+                timed.discarded += 1
+                continue
+            for arm, (seconds, _) in pair.items():
+                timed.rates[arm].append(plan.requests * steps / seconds)
+            if len(timed.rates["candidate"]) == self._blocks:
+                break
+        timed.served = _served(self._lane.rpc("slots_read"), tables.artifact)
         self._lane.ask("finish", run=False)
-        return rates, served
+        return timed
 
-    def _begin(self, plan: Replay) -> None:
-        """All sequences past their prompts, so that every further step decodes one token of each."""
+    def _block(self, tables: _Tables, arm: str, steps: int, step_s: float, host: Host) -> tuple[float, float]:
+        """Seconds of one block, and the share of processor time that its threads waited for."""
+        self._engage(tables.incumbent if arm == "incumbent" else tables.candidate)
+        host.ensure(steps * step_s * 1.15)
+        ran, waited = self._lane.waited()
+        began = time.perf_counter()
+        self._lane.ask("step", count=steps)
+        seconds = time.perf_counter() - began
+        ran_after, waited_after = self._lane.waited()
+        busy = max(ran_after - ran + waited_after - waited, 1e-9)
+        return seconds, (waited_after - waited) / busy
+
+    def _begin(self, plan: Replay) -> int:
+        """All sequences past their prompts, so that every further step decodes one token of each; how many steps the
+        context leaves.
+        """
         longest = (self._lane.launch.max_model_len or 1024) - plan.prompt_tokens - 1
         made = prompts(self._tokens(), plan.requests, plan.prompt_tokens)
         self._lane.ask("add", prompts=made, max_tokens=longest, prefix=f"t{secrets.token_hex(4)}-")
         while self._lane.ask("step", count=1)["decoding"] < plan.requests:
-            pass
+            longest -= 1
+        return longest
 
     def _warm_up(self, tables: _Tables) -> float:
         """Seconds of one step, after each arm has run once."""

@@ -210,7 +210,9 @@ class Lane:
             "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         if self.machine.openmp is not None:
-            environment["LD_PRELOAD"] = str(self.machine.openmp)
+            # What vLLM sets for its own threads with this runtime.
+            runtime = {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
+            environment.update(runtime, LD_PRELOAD=str(self.machine.openmp))
         return environment
 
 
