@@ -149,7 +149,7 @@ def built(solutions: Sequence[Any], folder: Path) -> list[tuple[Any, str, str]]:
             build(solution, place, detect_toolchain(), run_command)
         params = solution.x_polymorph.params
         label = " ".join(
-            [f"{params['storage']}{params['panel']}x{params['rows']}"]
+            [f"{params['storage']}-{params['panel']}x{params['rows']}"]
             + [f"{name}{params[name]}" for name in ("sums", "prefetch") if params[name] not in ("4", "512")]
             + [name for name in ("pack_x", "widen_once") if params[name] == "true"]
         )

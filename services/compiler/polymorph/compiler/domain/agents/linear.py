@@ -47,7 +47,7 @@ class LinearPattern:
         return as_text(self)
 
     def label(self) -> str:
-        return f"{self.engine}-{self.storage}{self.panel}x{self.rows}"
+        return f"{self.engine}-{self.storage}-{self.panel}x{self.rows}"
 
 
 class LinearVocabulary:
@@ -82,7 +82,7 @@ class LinearVocabulary:
         lanes = LANES[self._isa]
         wide = REGISTERS[self._isa] == 32
         few = LinearPattern(isa=self._isa, lanes=lanes, panel=3 * lanes, rows=8 if wide else 4)
-        one = replace(few, panel=2 * lanes, rows=1, sums=8)
+        one = replace(few, panel=2 * lanes, rows=1, sums=8, prefetch=4096)
         # Many rows wait for arithmetic rather than for memory: then widening costs more than it saves.
         many = replace(few, panel=2 * lanes, rows=8 if wide else 4, storage="float32")
         thumb = (one,) if self._max_m == 1 else (few,) if self._max_m <= 8 else (many, few)
