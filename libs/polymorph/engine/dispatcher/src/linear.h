@@ -35,11 +35,8 @@ inline void native_linear(const LinearLayer &layer, const at::Tensor &x, const O
                                    .typed<void(at::Tensor &, const at::Tensor &, const OptionalTensor &, const at::Tensor &)>();
     onednn.call(y, x, bias, layer.state);
   } else if (layer.native == kPackedSgl) {
-    static const auto packed =
-        c10::Dispatcher::singleton()
-            .findSchemaOrThrow("_C::weight_packed_linear", "")
-            .typed<void(at::Tensor &, const at::Tensor &, const at::Tensor &, const OptionalTensor &, bool)>();
-    packed.call(y, x, layer.state, bias, true);
+    static const auto packed = c10::Dispatcher::singleton().findSchemaOrThrow("_C::weight_packed_linear", "");
+    call_boxed(packed, y, x, layer.state, bias, true);
   } else {
     at::linear_out(y, x, layer.state, bias);
   }

@@ -10,8 +10,6 @@
 
 namespace polymorph {
 
-using OptionalWeight = std::optional<at::Tensor>;
-
 struct NormSite {
   bool fused;
   int64_t width;
@@ -33,9 +31,7 @@ inline int64_t norm_site(bool fused, const at::Tensor &x) {
 }
 
 inline at::Tensor rms_norm(const at::Tensor &x, const at::Tensor &weight, double eps) {
-  static const auto native = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow("_C::rms_norm", "")
-                                 .typed<void(at::Tensor &, const at::Tensor &, const OptionalWeight &, double)>();
+  static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow("_C::rms_norm", "");
   const at::Tensor dense = x.contiguous();
   at::Tensor y = at::empty_like(dense);
   const int64_t width = x.size(-1);
@@ -51,16 +47,13 @@ inline at::Tensor rms_norm(const at::Tensor &x, const at::Tensor &weight, double
     const pm_tensor output = view_of(out);
     return cell.run(context(), inputs, 3, &output, 1);
   };
-  serve(site, rows.size(0), kernel, [&] { native.call(y, dense, weight, eps); });
+  serve(site, rows.size(0), kernel, [&] { call_boxed(native, y, dense, weight, eps); });
   return y;
 }
 
 inline std::tuple<at::Tensor, at::Tensor> fused_add_rms_norm(const at::Tensor &x, const at::Tensor &residual,
                                                             const at::Tensor &weight, double eps) {
-  static const auto native =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("_C::fused_add_rms_norm", "")
-          .typed<void(at::Tensor &, at::Tensor &, const OptionalWeight &, double)>();
+  static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow("_C::fused_add_rms_norm", "");
   const at::Tensor dense = x.contiguous();
   const at::Tensor carried = residual.contiguous();
   at::Tensor y = at::empty_like(dense);
@@ -81,7 +74,7 @@ inline std::tuple<at::Tensor, at::Tensor> fused_add_rms_norm(const at::Tensor &x
   serve(site, rows.size(0), kernel, [&] {
     y.copy_(dense);  // the engine's own op works in place
     sum.copy_(carried);
-    native.call(y, sum, weight, eps);
+    call_boxed(native, y, sum, weight, eps);
   });
   return {y, sum};
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 
 #include "capture.h"
@@ -47,6 +49,15 @@ inline pm_tensor view_of(const at::Tensor &tensor) {
     view.strides[i] = tensor.stride(i);
   }
   return view;
+}
+
+// Calls an operator by its schema, whatever C++ types it was registered with.
+template <typename... Arguments>
+void call_boxed(const c10::OperatorHandle &op, Arguments &&...arguments) {
+  torch::jit::Stack stack;
+  stack.reserve(sizeof...(arguments));
+  (stack.emplace_back(arguments), ...);
+  op.callBoxed(&stack);
 }
 
 // Runs `kernel(cell)` where the table has code for this site and M, else (or where it cannot serve) `native()`.
