@@ -36,7 +36,7 @@ SOURCE = ROOT / "tests" / "unit" / "engine" / "packed_gemm.cpp"
 ABI = ROOT / "libs" / "polymorph" / "kernels" / "abi"
 POOL = "tiny"
 WORKER = "w1"
-START_S = 180.0
+START_S = 300.0
 
 
 def _run(work: Any) -> Any:
