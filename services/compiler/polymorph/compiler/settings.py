@@ -31,9 +31,9 @@ class CompilerSettings(ServiceSettings):
         default="auto", description="hardware class that searches are for; auto is that of this machine"
     )
 
-    drift_threshold: float = Field(default=0.75, gt=0, description="distance from which a shape differs")
+    drift_threshold: float = Field(default=1.5, gt=0, description="distance from which a shape differs")
     drift_windows: int = Field(default=3, ge=1, description="judgements in a row beyond the threshold")
-    min_requests: int = Field(default=12, ge=1, description="requests that a shape is judged over")
+    min_requests: int = Field(default=16, ge=1, description="requests that a shape is judged over")
     window_age_s: float = Field(default=120.0, gt=0, description="windows older than this are not judged")
     cooldown_s: float = Field(default=60.0, ge=0, description="rest between two plans")
 
