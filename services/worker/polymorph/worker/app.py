@@ -14,6 +14,7 @@ from polymorph.engine.launch import EngineLaunch
 from polymorph.events.state import WorkerRecord
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.signing import Trust
+from polymorph.telemetry.log import configure
 from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.adapters.server import HttpServer, application, listen
@@ -92,6 +93,7 @@ class Worker:
             engine = await starting
         except Exception as error:
             raise Fatal(f"the engine does not start: {error}") from error
+        configure("worker", self._settings.log_level)  # vLLM has set levels of its own meanwhile
         self._engine = engine
         return None if stop.is_set() else engine
 
