@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -59,6 +60,16 @@ class Demo:
         self._clock.say(text)
 
     async def run(self) -> int:
+        """Returns the exit code; SIGTERM ends it as Ctrl-C does, with everything stopped."""
+        task = asyncio.ensure_future(self._run())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            self.say("stopped before its end")
+            return 130
+
+    async def _run(self) -> int:
         plain_port = free_port()
         launch = EngineLaunch(model=self._model, served_model_name=self._served)
         ours = stack.embedded(self._data, self._model, self._served, self._port)

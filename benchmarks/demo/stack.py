@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from polymorph.embedded.child import die_with_parent
 from polymorph.embedded.folder import DataFolder, free_port
 from polymorph.embedded.probe import http_status
 from polymorph.engine.launch import EngineLaunch
@@ -47,6 +48,7 @@ class Process:
             stderr=asyncio.subprocess.STDOUT if say else log,
             env=self._environment,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
         if say and self._process.stdout:
             self._reader = asyncio.create_task(_relay(self._process.stdout, say))

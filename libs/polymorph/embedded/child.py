@@ -24,7 +24,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 Ready = Callable[[], Awaitable[bool]]
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child, before exec: a supervisor that is killed leaves no process behind."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -110,7 +110,7 @@ class Child:
         return process
 
     def _prepare(self) -> None:
-        _die_with_parent()
+        die_with_parent()
         if self.spec.nice:
             os.nice(self.spec.nice)
 

@@ -1,6 +1,7 @@
 """The supervisor of embedded mode: starts in order, keeps alive, says what is so, drains."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -94,4 +95,6 @@ class Supervisor:
 
     @staticmethod
     def _say(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True, file=sys.stdout)
+        # Whoever read our lines may be gone; that is no reason to leave processes behind.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True, file=sys.stdout)

@@ -1,6 +1,7 @@
 """The supervisor over real processes: small ones, so that each of its promises is seen in seconds."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -150,3 +151,21 @@ async def test_a_killed_supervisor_leaves_no_process(tmp_path: Path) -> None:
     assert state is not None
     pid = state["children"]["one"]["pid"]
     await until(lambda: not alive(pid))
+
+
+async def test_a_reader_that_went_away_does_not_end_the_supervisor(
+    tmp_path: Path, folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    supervisor = Supervisor(folder, [[spec(tmp_path, "one", free_port())]], {})
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.children[0].state == "ready")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 30)
+    pid = supervisor.children[0].pid
+    assert pid is not None
+    assert not alive(pid)
