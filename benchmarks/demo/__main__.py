@@ -20,25 +20,27 @@ from polymorph.embedded.folder import free_port
 from polymorph.embedded.options import DEFAULT_MODEL
 from polymorph.engine.launch import EngineLaunch
 
-CHAT = trace.Scale(prompt=16, output=4, stretch=6.0)
-CODE = trace.Scale(prompt=16, output=1.5, stretch=1.5, max_output=32)
-PHASES = {"conv": (CHAT, 3), "code": (CODE, 8)}
-AGREEMENT_PROMPTS = 16
+# Two slow cores hold about one chat a second; a replay that fills them leaves none for the search (and no user would).
+CHAT = trace.Scale(prompt=16, output=4, stretch=14.0, max_prompt=96, max_output=64)
+CODE = trace.Scale(prompt=24, output=1.5, stretch=6.0, max_prompt=128, max_output=24)
+PHASES = {"conv": (CHAT, 3), "code": (CODE, 6)}
 AGREEMENT_TOKENS = 32
+_TELL_S = 30.0
+_QUIET_S = 10.0  # after a search closes, the next of its plan opens within seconds
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds of each part. `search_s` bounds the time from the first request to the last promotion waited for."""
+    """Seconds that each phase lasts at most, and how much is measured at the end."""
 
-    first_phase_s: float = 60.0
-    search_s: float = 420.0
+    first_phase_s: float = 210.0
+    second_phase_s: float = 180.0
     rounds: int = 8
     block_tokens: int = 32
     chats: tuple[int, ...] = (1, 4)
 
     def quick(self) -> "Plan":
-        return replace(self, first_phase_s=30, search_s=300, rounds=5, chats=(1,))
+        return replace(self, second_phase_s=60, rounds=5, chats=(1,))
 
 
 class Demo:
@@ -103,14 +105,14 @@ class Demo:
         self.say(f"first request answered in {outcome.total_s:.1f} s: {outcome.text.strip()[:90]!r}")
 
     async def _traffic(self, client: Client) -> None:
-        """Both phases of the trace; the second lasts until the loop has nothing more to do or its time is over."""
-        first, second = self._order
-        self.say(f"phase 2 of 4: replaying {first} traffic for {self._plan.first_phase_s:.0f} s")
-        await self._replay(client, first, self._sleep(self._plan.first_phase_s))
-        self.say(
-            f"phase 3 of 4: the traffic shifts to {second}; the loop has at most {self._plan.search_s:.0f} s"
-        )
-        await self._replay(client, second, self._settled(self._plan.search_s))
+        """Both phases of the trace; each ends when the loop has answered it, or when its time is over."""
+        for number, (name, limit_s) in enumerate(
+            zip(self._order, (self._plan.first_phase_s, self._plan.second_phase_s), strict=True), start=2
+        ):
+            self.say(
+                f"phase {number} of 4: {name} traffic, until the loop has answered it or {limit_s:.0f} s are over"
+            )
+            await self._replay(client, name, self._answered(number, limit_s))
 
     async def _replay(self, client: Client, name: str, over: Awaitable[None]) -> None:
         scale, cap = PHASES[name]
@@ -122,24 +124,24 @@ class Demo:
         until.set()
         await sending
 
-    @staticmethod
-    async def _sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def _settled(self, limit_s: float) -> None:
-        """Returns once every opened search of the second phase is closed and what was promoted is loaded."""
+    async def _answered(self, number: int, limit_s: float) -> None:
+        """Returns once a drift of this phase was found, its searches are closed, and its winners are loaded."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        told = 0.0
+        begun = told = loop.time()
+        drifts, promotions = len(self._story.named("traffic.drift-detected")), len(self._story.promotions)
         while (passed := loop.time() - begun) < limit_s:
             opened, closed = len(self._story.named("search.opened")), len(self._story.named("search.closed"))
-            loaded = len(self._story.named("worker.loaded"))
-            if passed - told > 30:
-                told = passed
+            promoted, loads = len(self._story.promotions), len(self._story.named("worker.loaded"))
+            found = len(self._story.named("traffic.drift-detected")) > drifts
+            if loop.time() - told > _TELL_S:
+                told = loop.time()
                 self.say(
-                    f"phase 3 of 4: {opened} searches opened, {closed} closed, {len(self._story.promotions)} promotions, "
-                    f"{loaded} loads; at most {limit_s - passed:.0f} s left"
+                    f"phase {number} of 4: {opened} searches opened, {closed} closed, {promoted} promotions, "
+                    f"{loads} loads; at most {limit_s - passed:.0f} s left"
                 )
+            quiet = loop.time() - self._story.last_search_event
+            if found and promoted > promotions and opened == closed and quiet > _QUIET_S:
+                return
             await asyncio.sleep(1)
 
     async def _measure(
@@ -248,12 +250,12 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--reversed", action="store_true", help="code first, then chat")
     parser.add_argument("--quick", action="store_true", help="shorter phases and fewer rounds")
-    parser.add_argument("--search-s", type=float, help="seconds that the second phase lasts at most")
+    parser.add_argument("--phase-s", type=float, help="seconds that each phase of traffic lasts at most")
     options = parser.parse_args()
     order = ["code", "conv"] if options.reversed else ["conv", "code"]
     plan = Plan().quick() if options.quick else Plan()
-    if options.search_s is not None:
-        plan = replace(plan, search_s=options.search_s)
+    if options.phase_s is not None:
+        plan = replace(plan, first_phase_s=options.phase_s, second_phase_s=options.phase_s)
     return asyncio.run(Demo(options.model, options.data, options.port, order, plan).run())
 
 

@@ -19,9 +19,9 @@ from polymorph.engine.launch import EngineLaunch
 READY_S = 900.0
 # A demonstration shows in minutes what a fleet takes an hour for: fewer candidates, less rest between plans.
 BUDGET = {
-    "POLYMORPH_COMPILER_CANDIDATES_PER_SEARCH": "10",
-    "POLYMORPH_COMPILER_SEARCH_SECONDS": "120",
-    "POLYMORPH_COMPILER_SEARCHES_PER_DRIFT": "4",
+    "POLYMORPH_COMPILER_CANDIDATES_PER_SEARCH": "8",
+    "POLYMORPH_COMPILER_SEARCH_SECONDS": "80",
+    "POLYMORPH_COMPILER_SEARCHES_PER_DRIFT": "2",
     "POLYMORPH_COMPILER_COOLDOWN_S": "10",
     "POLYMORPH_COMPILER_DRIFT_WINDOWS": "2",
     "POLYMORPH_COMPILER_MIN_REQUESTS": "8",

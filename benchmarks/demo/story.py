@@ -15,7 +15,7 @@ class Story:
     """The events seen so far, by name, with the numbers that the table needs."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    last_search_event: float = 0.0  # in seconds of the monotonic clock
 
     def named(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.events if e["type"] == f"polymorph.evt.{name}.v1"]
@@ -67,7 +67,8 @@ def _note(story: Story, event: dict[str, Any], say: Callable[[str], None]) -> No
     if "type" not in event:
         return
     story.events.append(event)
-    story.changed.set()
+    if ".search." in event["type"]:
+        story.last_search_event = time.monotonic()
     if text := sentence(event):
         say(text)
 

@@ -37,7 +37,9 @@ class ServiceSettings(BaseSettings):
     instance: str = Field(default="0", description="tells two processes of one service apart")
     data_dir: Path = Field(default=Path(".polymorph"), description="where this service may keep files")
     log_level: str = "INFO"
-    health_port: int = Field(default=0, description="serves /healthz, /readyz and /metrics on loopback; 0 is off")
+    health_port: int = Field(
+        default=0, description="serves /healthz, /readyz and /metrics on loopback; 0 is off"
+    )
     health_host: str = "127.0.0.1"
     nats: NatsSettings = NatsSettings()
 

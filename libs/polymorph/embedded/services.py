@@ -131,8 +131,7 @@ class Services:
             "trust_file": str((self._folder.keys / secrets.TRUST).absolute()),
             "drain_timeout_s": WORKER_DRAIN_S,
         }
-        if self._options.max_model_len is not None:
-            settings["max_model_len"] = self._options.max_model_len
+        settings.update(self._context("max_model_len"))
         return self._spec(
             name,
             settings,
@@ -142,6 +141,11 @@ class Services:
             extra=self._engine.environment(),
             drain_s=WORKER_DRAIN_S + 10,
         )
+
+    def _context(self, name: str) -> dict[str, int]:
+        """The context, where one was asked for: worker and evaluator share the compiled graph when it is the same."""
+        length = self._options.max_model_len
+        return {} if length is None else {name: length}
 
     def _compiler(self) -> ChildSpec:
         port = self.ports["compiler"]
@@ -162,6 +166,7 @@ class Services:
             "model": str(self._options.model.resolve()),
             "signing_key": str((self._folder.keys / secrets.EVALUATOR_KEY).absolute()),
             "host_lease": "auto",
+            **self._context("engine_max_model_len"),
         }
         return self._spec(
             "evaluator",

@@ -58,6 +58,9 @@ class EngineLaunch:
     served_model_name: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 32
+    max_num_batched_tokens: int = (
+        512  # a longer prefill on a few cores makes every stream beside it wait for seconds
+    )
     kv_gib: int = 1
     threads: int = 0
     enforce_eager: bool = False
@@ -72,6 +75,7 @@ class EngineLaunch:
             "model": str(self.model),
             "dtype": auto_dtype() if self.dtype == "auto" and on_cpu() else self.dtype,
             "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
             "enable_prefix_caching": self.enable_prefix_caching,
         }
         if self.served_model_name is not None:

@@ -124,3 +124,19 @@ async def test_without_workers_the_host_is_free(bus) -> None:
     await asyncio.to_thread(lease.ensure, 0.01)
     await asyncio.to_thread(lease.release)
     assert lease.stolen_s == 0
+
+
+async def test_a_silent_worker_is_busy_not_away(bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in a long step cannot answer, and its step uses every core: timing beside it would be worthless."""
+    monkeypatch.setattr("polymorph.evaluator.adapters.lease._ANSWER_S", 0.3)
+    monkeypatch.setattr("polymorph.evaluator.adapters.lease._NOBODY_S", 0.1)
+
+    async def silent(body: bytes, reply: Callable[[bytes], Awaitable[None]]) -> None:
+        del body, reply
+        await asyncio.sleep(5)
+
+    await _register(bus, "w", "http://127.0.0.1:8001")
+    await bus.respond(LeaseHost, "w", silent)
+    lease = _lease(bus, "auto", wait_s=0.5)
+    with pytest.raises(HostBusy):
+        await asyncio.to_thread(lease.ensure, 0.01)

@@ -47,7 +47,11 @@ class EvaluatorSettings(ServiceSettings):
     engine_blocks: int = Field(
         default=6, ge=2, description="pairs of blocks that the end-to-end gate replays"
     )
-    engine_max_model_len: int = Field(default=1024, ge=64)
+    engine_max_model_len: int | None = Field(
+        default=None,
+        ge=64,
+        description="as the workers', so that one compiled graph serves both; none: the model's",
+    )
     engine_start_s: float = Field(default=600.0, gt=0, description="how long the engine may take to start")
 
     def isolation(self) -> Isolation:

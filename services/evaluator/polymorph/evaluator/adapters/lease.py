@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 _BURST_S = LeaseHost.MAX_BURST_S
 _GUARD_S = 0.02  # a batch ends this much before its burst does
 _BACK_OFF_S = 0.25
-_ANSWER_S = 3.0
+_ANSWER_S = 8.0  # a worker answers between two steps, and a long prefill is one step
+_NOBODY_S = 1.0
 _LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 T = TypeVar("T")
 
@@ -80,13 +81,18 @@ class HostLease:
         self.stolen_s += sum(answer.paused_s for answer in answers if answer is not None)
 
     async def _ask(self, worker: str, *, release: bool) -> LeaseAnswer | None:
-        """None where the worker is away: it uses no core."""
+        """None where the worker is away and uses no core. One that lives but is silent is busy: no burst."""
         request = LeaseHost(worker_id=worker, lease_id=self._lease_id, burst_s=_BURST_S, release=release)
+        asked = time.monotonic()
         try:
             return LeaseAnswer.model_validate_json(await self._bus.request(request, timeout_s=_ANSWER_S))
         except (BusError, ValueError) as error:
             _log.info("worker %s did not answer a lease: %s", worker, error)
+        if release or time.monotonic() - asked < _NOBODY_S:
             return None
+        return LeaseAnswer(
+            granted=False, reason=f"{worker} did not come between two steps in {_ANSWER_S:.0f} s"
+        )
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_S * 4)
