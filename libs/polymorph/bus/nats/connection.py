@@ -197,11 +197,12 @@ class Connection:
     async def close(self) -> None:
         """Sends what is still to be sent where the server is there, and disconnects.
 
-        Not the client's own drain: it waits for messages that nobody will take any more.
+        Not the client's own drain: it waits for messages that nobody will take any more. Never raises: uvloop answers
+        a write to a transport that the server closed with RuntimeError, and the client writes while it closes.
         """
         self._closing = True
-        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
             if self.client.is_connected:
                 await self.client.flush(timeout=1)
-        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
             await self.client.close()

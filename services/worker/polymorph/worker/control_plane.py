@@ -98,6 +98,8 @@ class ControlPlane:
                 try:
                     await self._with(bus)
                 except Exception:  # noqa: BLE001 - serving must outlive whatever tuning does
+                    if _cancelled():
+                        return
                     _log.exception("the control plane failed and starts again; serving goes on")
             await self._clock.sleep(_AGAIN_S)
 
@@ -115,3 +117,9 @@ class ControlPlane:
         finally:
             self.bus = None
             await bus.close()
+
+
+def _cancelled() -> bool:
+    """Whether this task was asked to end; an error while it cleans up must not hide that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
