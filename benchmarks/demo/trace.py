@@ -25,13 +25,16 @@ _TOPICS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """Divisors for lengths in tokens, and the factor that stretches time; bounds keep a step affordable."""
+    """Divisors for lengths in tokens, and the factor that stretches time; bounds keep a step affordable and a pause
+    in the trace from becoming minutes.
+    """
 
     prompt: float
     output: float
     stretch: float
     max_prompt: int = 256
     max_output: int = 96
+    longest_gap_s: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,13 @@ def requests(name: str, scale: Scale, *, seed: int) -> Iterator[TraceRequest]:
     with (TRACES / f"azure_2023_{name}_sample.csv").open() as file:
         rows = csv.reader(line for line in file if not line.startswith("#"))
         next(rows)
+        at_s = before = 0.0
         for at, prompt, output in rows:
+            at_s += min((float(at) - before) * scale.stretch, scale.longest_gap_s)
+            before = float(at)
             prompt_tokens = min(scale.max_prompt, max(8, round(int(prompt) / scale.prompt)))
             yield TraceRequest(
-                at_s=float(at) * scale.stretch,
+                at_s=at_s,
                 prompt=_text(domain, prompt_tokens, rng),
                 max_tokens=min(scale.max_output, max(4, round(int(output) / scale.output))),
                 domain=domain,

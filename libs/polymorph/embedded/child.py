@@ -41,7 +41,6 @@ class ChildSpec:
     where: str = ""
     drain_s: float = 15.0
     drain_rank: int = 0  # lower stops first; equal ranks stop together
-    nice: int = 0
     after_ready: Callable[[], Awaitable[None]] | None = None
 
 
@@ -103,16 +102,11 @@ class Child:
                 stderr=log,
                 env=self.spec.environment,
                 start_new_session=True,
-                preexec_fn=self._prepare,
+                preexec_fn=die_with_parent,
             )
         self._process, self.pid = process, process.pid
         self.changed(self)
         return process
-
-    def _prepare(self) -> None:
-        die_with_parent()
-        if self.spec.nice:
-            os.nice(self.spec.nice)
 
     async def _watch_readiness(self) -> None:
         while not await self.spec.ready():  # noqa: ASYNC110 - another process gets ready, not an event of ours

@@ -73,7 +73,6 @@ class Services:
         where: str,
         extra: Mapping[str, str] | None = None,
         drain_s: float = 15.0,
-        nice: int = 0,
     ) -> ChildSpec:
         service = service or name
         data = self._folder.service(name)
@@ -99,7 +98,6 @@ class Services:
             where=where,
             drain_s=drain_s,
             drain_rank=_RANKS[service],
-            nice=nice,
         )
 
     def _router(self) -> ChildSpec:
@@ -174,7 +172,6 @@ class Services:
             ready=partial(_ready, port, "/readyz"),
             where=f"health port {port}",
             extra=self._engine.environment(),
-            nice=10,
         )
 
 

@@ -35,7 +35,7 @@ from polymorph.kernels.schema import TraceStatus
 from polymorph.stats.hierarchical import log_ratio, speedup
 
 _BANK = 1 << 22
-_MOST_WAITED = 0.08  # share of processor time that a batch's threads may wait for a core
+_MOST_WAITED = 0.15  # share of processor time that a batch's threads may wait for a core
 _EXTRA = 5  # how many times the planned pairs may be tried before the host counts as too busy
 _NULL_CALLS = 400
 _MOST_SLOTS = 1024

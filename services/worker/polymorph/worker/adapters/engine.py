@@ -107,9 +107,14 @@ class Engine:
             await self._generate(length=min(m, self.max_model_len - 2), tokens=1)
 
     async def pause(self) -> None:
-        """Stops between two steps, keeping all requests and caches."""
+        """Stops between two steps, keeping all requests and caches; returns when the engine stands.
+
+        The scheduler stops at once, but a step that it has handed out may still run: a call that the engine's process
+        answers comes behind it.
+        """
         # AsyncLLM.pause_generation adds a sleep of 20 ms, which would be taken from requests.
         await self._guarded(self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
+        await self._guarded(self.llm.collective_rpc("check_health", timeout=_RPC_TIMEOUT_S))
 
     async def resume(self) -> None:
         await self._guarded(self.llm.resume_generation())
