@@ -34,7 +34,9 @@ def main() -> None:
     pins = [line for line in frozen if "==" in line and line.partition("==")[0].lower() not in NOT_LOCKED]
     pins = sorted([*pins, ENGINE], key=str.lower)
     (ROOT / "requirements/cpu.lock").write_text(compile_hashes(pins))
-    (ROOT / "requirements/torch-cpu.lock").write_text(f"torch=={TORCH} \\\n    --hash=sha256:{TORCH_CPU_HASH}\n")
+    (ROOT / "requirements/torch-cpu.lock").write_text(
+        f"torch=={TORCH} \\\n    --hash=sha256:{TORCH_CPU_HASH}\n"
+    )
     (ROOT / "requirements/constraints.txt").write_text("\n".join([*pins, f"torch=={TORCH}"]) + "\n")
     print(f"locked {len(pins) + 1} packages")
 
