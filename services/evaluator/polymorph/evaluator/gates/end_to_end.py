@@ -71,10 +71,11 @@ class EngineGate:
         self._seen: dict[str, tuple[Floats, ...]] = {}
         self._texts: list[list[int]] = []
 
-    def captured(self, definition: str) -> tuple[Floats, ...]:
-        """Inputs of an operation on our own prompts; none while the engine is not warm."""
-        if definition not in self._seen and self._lane.warm:
+    def captured(self, definition: str, *, wait: bool) -> tuple[Floats, ...]:
+        """Inputs of an operation on our own prompts; without `wait`, none while the engine is not warm."""
+        if definition not in self._seen and (wait or self._lane.warm):
             try:
+                self._lane.start()
                 self._seen[definition] = self._capture(definition)
             except (EngineGone, RuntimeError, OSError, ValueError) as error:
                 _log.warning("nothing was captured for %s: %s", definition, error)

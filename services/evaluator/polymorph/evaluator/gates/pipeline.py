@@ -55,8 +55,8 @@ class Report:
 class EndToEnd(Protocol):
     """The gate that replays traffic in a warm engine."""
 
-    def captured(self, definition: str) -> tuple[object, ...]:
-        """Inputs of the operation as the engine's own prompts made them; none where it has no engine yet."""
+    def captured(self, definition: str, *, wait: bool) -> tuple[object, ...]:
+        """Inputs of the operation as the engine's own prompts made them. Without `wait`, none while it is not warm."""
         ...
 
     def replay(self, job: Job, library: bytes, max_m: int) -> Outcome: ...
@@ -87,7 +87,9 @@ class Pipeline:
         order, until = job.order, _ORDER.index(job.order.until)
         yield self._builder.static(job.solution, order.definition)
         try:
-            subject = _subject(job, self._captured(order.definition))
+            # What may be promoted is never judged without values of the model; a first look need not wait for them.
+            captured = self._end_to_end.captured(order.definition, wait=until >= 5)
+            subject = _subject(job, captured)
         except (UnknownOperation, ValueError) as error:
             yield failed(Gate.G0_STATIC, TraceStatus.INVALID_REFERENCE, str(error))
             return
@@ -114,9 +116,6 @@ class Pipeline:
             return
         yield self._micro.measure(_seeded(subject, report), report.library, Gate.G4_CONFIRM)
 
-    def _captured(self, definition: str) -> tuple[object, ...]:
-        return self._end_to_end.captured(definition)
-
 
 class NoEngine:
     """The end-to-end gate where there is no engine: it says so."""
@@ -124,8 +123,8 @@ class NoEngine:
     def __init__(self, why: Callable[[], str]) -> None:
         self._why = why
 
-    def captured(self, definition: str) -> tuple[object, ...]:
-        del definition
+    def captured(self, definition: str, *, wait: bool) -> tuple[object, ...]:
+        del definition, wait
         return ()
 
     def replay(self, job: Job, library: bytes, max_m: int) -> Outcome:
