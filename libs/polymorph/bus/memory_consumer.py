@@ -8,6 +8,7 @@ from polymorph.bus.errors import Fatal
 from polymorph.bus.memory_world import Kept, MemoryDurable, MemoryWorld
 from polymorph.bus.outcome import Outcome, attempt_message
 from polymorph.bus.port import Consumption, DeadLetter, Handler
+from polymorph.bus.pullers import run_pullers
 from polymorph.bus.waiting import within
 from polymorph.config.clock import Clock
 
@@ -25,17 +26,8 @@ class MemoryConsumer:
         self._durable = world.durables.setdefault(key, MemoryDurable())
 
     async def run(self) -> None:
-        """Runs `max_in_flight` pullers until cancelled; the first `Fatal` of one ends all."""
-        pullers = [asyncio.create_task(self._pull()) for _ in range(max(1, self._consumption.max_in_flight))]
-        try:
-            await asyncio.wait({*pullers}, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for puller in pullers:
-                puller.cancel()
-            ended = await asyncio.gather(*pullers, return_exceptions=True)
-        for end in ended:
-            if isinstance(end, Exception):
-                raise end
+        """Runs until cancelled; the first `Fatal` of a puller ends all."""
+        await run_pullers(self._consumption.max_in_flight, self._pull)
 
     async def _pull(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from polymorph.bus.nats.letters import DeadLetters
 from polymorph.bus.nats.tracing import continued
 from polymorph.bus.outcome import Outcome, attempt_message, backoff
 from polymorph.bus.port import Consumption, Handler
+from polymorph.bus.pullers import run_pullers
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +38,8 @@ class Consumer:
         self._stream = topology.stream_of(consumption.subject)
 
     async def run(self) -> None:
-        """Runs `max_in_flight` pullers until cancelled; the first `Fatal` of one ends all."""
-        pullers = [asyncio.create_task(self._pull()) for _ in range(max(1, self._consumption.max_in_flight))]
-        try:
-            await asyncio.wait({*pullers}, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for puller in pullers:
-                puller.cancel()
-            ended = await asyncio.gather(*pullers, return_exceptions=True)
-        for end in ended:
-            if isinstance(end, Exception):
-                raise end
+        """Runs until cancelled; the first `Fatal` of a puller ends all."""
+        await run_pullers(self._consumption.max_in_flight, self._pull)
 
     async def _pull(self) -> None:
         cancellation = Cancellation()
