@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import NoRespondersError
 
 from polymorph.bus.errors import Unavailable
 from polymorph.bus.nats.connection import Cancellation, Connection, told_as_bus_errors
@@ -18,6 +20,7 @@ from polymorph.events.subjects import subject
 log = logging.getLogger(__name__)
 
 NO_RESPONDERS = "503"
+_AGAIN_S = 0.1
 
 
 class Asking:
@@ -32,7 +35,14 @@ class Asking:
             body = request.model_dump_json().encode()
             headers = traced({}) or None
             cancellation = Cancellation()
-            answer = await self._connection.client.request(where, body, timeout=timeout_s, headers=headers)
+            ask = functools.partial(self._connection.client.request, where, body, headers=headers)
+            try:
+                answer = await ask(timeout=timeout_s)
+            except NoRespondersError:
+                # Seen now and then just after a responder subscribed on another connection; told at once otherwise.
+                cancellation.heed()
+                await asyncio.sleep(_AGAIN_S)
+                answer = await ask(timeout=timeout_s)
             cancellation.heed()
             return answer.data
 
