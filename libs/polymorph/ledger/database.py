@@ -1,6 +1,8 @@
 """Transactions on SQLite (embedded) and PostgreSQL (compose): one function, one transaction."""
 
 import contextlib
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
@@ -16,6 +18,7 @@ T = TypeVar("T")
 Work = Callable[[Session], T]
 
 BUSY_TIMEOUT_MS = 10_000
+_WAL_RETRY_S = 0.02
 _DRIVERS = frozenset({"sqlite+aiosqlite", "postgresql+asyncpg"})
 _LOST_RACE = frozenset({"40001", "40P01"})
 """PostgreSQL's serialization failure and deadlock: the other transaction won, ours may be tried again."""
@@ -100,6 +103,28 @@ def create_engine(url: str) -> AsyncEngine:
     if engine.dialect.name == "sqlite":
         prepare_sqlite(engine.sync_engine)
     return engine
+
+
+def use_wal(path: str) -> None:
+    """Puts the SQLite file at `path` into WAL mode, which it keeps. Blocks.
+
+    The change needs the file alone, and SQLite refuses it at once where another process opens the new file too: its
+    own patience does not cover this one lock.
+
+    Raises:
+        sqlite3.OperationalError: the file is not ours, or was held for all of `BUSY_TIMEOUT_MS`.
+    """
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000)) as connection:
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(_WAL_RETRY_S)
+            else:
+                return
 
 
 def prepare_sqlite(engine: Engine) -> None:

@@ -1,7 +1,9 @@
 """A database that is away, busy or restarted is a thing to wait for, not a reason to die."""
 
 import asyncio
+import contextlib
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import text
@@ -72,3 +74,13 @@ async def test_services_that_start_together_migrate_once(database_url):
     opened = SqlDatabase(database_url)
     assert await opened.read(pools) == []
     await opened.close()
+
+
+def test_processes_that_make_the_file_together_all_find_it_in_wal_mode(tmp_path):
+    """SQLite refuses one of two that switch a new file at once, without waiting."""
+    for number in range(20):
+        path = str(tmp_path / f"{number}.db")
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(databases.use_wal, [path] * 8))
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

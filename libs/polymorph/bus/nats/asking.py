@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.errors import NoRespondersError
 
 from polymorph.bus.errors import Unavailable
 from polymorph.bus.nats.connection import Cancellation, Connection, told_as_bus_errors
@@ -20,7 +18,6 @@ from polymorph.events.subjects import subject
 log = logging.getLogger(__name__)
 
 NO_RESPONDERS = "503"
-_AGAIN_S = 0.1
 
 
 class Asking:
@@ -35,14 +32,7 @@ class Asking:
             body = request.model_dump_json().encode()
             headers = traced({}) or None
             cancellation = Cancellation()
-            ask = functools.partial(self._connection.client.request, where, body, headers=headers)
-            try:
-                answer = await ask(timeout=timeout_s)
-            except NoRespondersError:
-                # Seen now and then just after a responder subscribed on another connection; told at once otherwise.
-                cancellation.heed()
-                await asyncio.sleep(_AGAIN_S)
-                answer = await ask(timeout=timeout_s)
+            answer = await self._connection.client.request(where, body, timeout=timeout_s, headers=headers)
             cancellation.heed()
             return answer.data
 
@@ -93,8 +83,7 @@ class Answering:
         where = subject("req", request_type.DOMAIN, request_type.NAME, request_type.VERSION, subject_id)
         with told_as_bus_errors(f"answer {where}"):
             asked = await self._connection.client.subscribe(where, queue=group or "", cb=self._on_question)
-            if self._connection.connected:
-                await self._connection.client.flush()
+            await self._connection.settle()
 
         async def stop() -> None:
             if not self._connection.client.is_closed:

@@ -194,6 +194,16 @@ class Connection:
 
         return await self.until_answered(f"publish {subject}", call)
 
+    async def settle(self, timeout_s: float | None = None) -> None:
+        """Returns when the server has taken all that was sent before; at once while it is away.
+
+        Twice, since the client writes its PING past what it still holds back: the first answer can come before the
+        server has read a subscription, the second can't.
+        """
+        for _ in range(2):
+            if self.connected:
+                await self.client.flush(timeout=timeout_s or self.timeout_s)
+
     async def close(self) -> None:
         """Sends what is still to be sent where the server is there, and disconnects.
 
@@ -202,7 +212,6 @@ class Connection:
         """
         self._closing = True
         with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
-            if self.client.is_connected:
-                await self.client.flush(timeout=1)
+            await self.settle(timeout_s=1)
         with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
             await self.client.close()

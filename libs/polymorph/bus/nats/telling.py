@@ -56,8 +56,7 @@ class Telling:
 
         with told_as_bus_errors(f"listen to {subject}"):
             heard = await self._connection.client.subscribe(subject, cb=on_message)
-            if self._connection.connected:
-                await self._connection.client.flush()
+            await self._connection.settle()
 
         async def stop() -> None:
             if not self._connection.client.is_closed:

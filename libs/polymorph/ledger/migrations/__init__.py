@@ -1,12 +1,13 @@
 """Migrations, shipped with the package: `await upgrade(url)` brings a database to this release's tables."""
 
+import asyncio
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
 
-from polymorph.ledger.database import create_engine
+from polymorph.ledger.database import create_engine, use_wal
 
 _LOCK = 0x706F6C79
 """The advisory lock of migrations: "poly" in ASCII."""
@@ -15,6 +16,8 @@ _LOCK = 0x706F6C79
 async def upgrade(url: str, revision: str = "head") -> None:
     """Runs what is missing, in one transaction; does nothing where nothing is."""
     engine = create_engine(url)
+    if engine.dialect.name == "sqlite" and engine.url.database:
+        await asyncio.to_thread(use_wal, engine.url.database)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(upgrade_connection, revision)
