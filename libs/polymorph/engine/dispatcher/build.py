@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from polymorph.config.folders import cache_folder
+
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "src"
@@ -19,12 +21,6 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hid
 
 class DispatcherBuildError(RuntimeError):
     """The dispatcher cannot be built here; the text says what is missing."""
-
-
-def cache_dir() -> Path:
-    """`POLYMORPH_CACHE`, or ~/.cache/polymorph."""
-    named = os.environ.get("POLYMORPH_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "polymorph"
 
 
 def torch_dir() -> Path:
@@ -50,7 +46,7 @@ def source_digest() -> str:
 
 def library_path() -> Path:
     """Where the built dispatcher lies, or will."""
-    return cache_dir() / f"dispatcher-{source_digest()}.so"
+    return cache_folder() / f"dispatcher-{source_digest()}.so"
 
 
 def ensure_built() -> Path:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from polymorph.config.folders import cache_folder
 from polymorph.kernels.build import ABI_HEADER
 from polymorph.kernels.isa import Isa, detect_isa
 from polymorph.kernels.toolchain import CommandRunner, Toolchain, detect_toolchain, run_command
@@ -19,12 +20,6 @@ _FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
 
 class HostUnavailable(RuntimeError):
     """The host library cannot be built or opened."""
-
-
-def cache_folder() -> Path:
-    """Where libraries of our own are kept: `$XDG_CACHE_HOME/polymorph`, or `~/.cache/polymorph`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "polymorph"
 
 
 class KernelHost:
