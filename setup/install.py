@@ -70,7 +70,7 @@ def pip(*arguments: str | Path) -> None:
 
 
 def make_environment() -> None:
-    venv.EnvBuilder(with_pip=True, clear=VENV.exists() and not PYTHON.exists()).create(VENV)
+    venv.EnvBuilder(with_pip=True, clear=VENV.exists() and not PYTHON.exists()).create(VENV.resolve())
 
 
 def install_torch() -> None:
