@@ -16,6 +16,7 @@ from benchmarks.demo.load import Client, Outcome
 from polymorph.events.values import Ratio
 from polymorph.stats.blocks import paired_ratio
 
+_REST_S = 1.2  # a plain vLLM engine polls with a whole core for a second after its last step
 ARMS = ("plain", "empty", "tuned")
 
 
@@ -79,6 +80,7 @@ async def compare(
         for arm in rng.sample(ARMS, len(ARMS)):
             if arm != "plain":
                 await switch(arm)
+            await asyncio.sleep(_REST_S)
             measured, _ = await block(clients[arm], arm, prompts, max_tokens)
             if number:  # the first round warms every arm up
                 blocks.append(measured)

@@ -14,6 +14,7 @@ from polymorph.engine import vllm_patch
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.launch import on_cpu
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 
@@ -37,6 +38,8 @@ def _install() -> Slots:
         vllm_patch.slot_linear_layers(slots)
     if "rms_norm" in wanted:
         vllm_patch.slot_norms(slots.ops)
+    if on_cpu():
+        vllm_patch.shorten_spin()
     return slots
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from polymorph.bus import topology
@@ -182,3 +183,31 @@ async def test_a_burst_ends_by_itself_and_is_reported(house: Any, bus: NatsBus) 
                 pass
     assert event["bursts"] == 2
     assert 0 < event["stolen_s"] < 1.2
+
+
+async def test_a_paused_engine_leaves_the_cores(house: Any, bus: NatsBus) -> None:
+    """vLLM's processes poll for a second after each step; a measurement beside them would share a core with that."""
+
+    async def lease(**fields: Any) -> LeaseAnswer:
+        request = LeaseHost(worker_id="w1", lease_id="l3", burst_s=0.3, **fields)
+        return LeaseAnswer.model_validate_json(await bus.request(request, timeout_s=10))
+
+    def ran_s() -> float:
+        worker = psutil.Process(house.process.pid)
+        paths = [p for one in (worker, *worker.children(recursive=True)) for p in _schedstats(one.pid)]
+        return sum(int(path.read_text().split()[0]) for path in paths) / 1e9
+
+    traffic = asyncio.create_task(_tokens(house.url, "a long answer", 200))
+    await asyncio.sleep(0.2)
+    assert (await lease()).granted
+    await asyncio.sleep(0.05)
+    before = ran_s()
+    await asyncio.sleep(0.15)
+    used = ran_s() - before
+    await lease(release=True)
+    await traffic
+    assert used < 0.06, f"{used:.3f} s of processor time in a pause of 0.15 s"
+
+
+def _schedstats(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
