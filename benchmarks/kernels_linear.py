@@ -213,7 +213,8 @@ def main() -> None:
 
     import torch  # noqa: PLC0415
 
-    from polymorph.kernels.host.pool import KernelHost, cache_folder  # noqa: PLC0415
+    from polymorph.config.folders import cache_folder  # noqa: PLC0415
+    from polymorph.kernels.host.pool import KernelHost  # noqa: PLC0415
     from polymorph.kernels.isa import detect_isa, hardware_fingerprint  # noqa: PLC0415
 
     torch.set_num_threads(options.threads)

@@ -21,8 +21,8 @@ from polymorph.embedded.options import DEFAULT_MODEL
 from polymorph.engine.launch import EngineLaunch
 
 # Two slow cores hold about one chat a second; a replay that fills them leaves none for the search (and no user would).
-CHAT = trace.Scale(prompt=16, output=6, stretch=30.0, max_prompt=96, max_output=48, longest_gap_s=10.0)
-CODE = trace.Scale(prompt=24, output=1.5, stretch=10.0, max_prompt=96, max_output=16, longest_gap_s=8.0)
+CHAT = trace.Scale(prompt=16, output=6, stretch=20.0, max_prompt=96, max_output=48, longest_gap_s=6.0)
+CODE = trace.Scale(prompt=24, output=1.5, stretch=8.0, max_prompt=96, max_output=16, longest_gap_s=5.0)
 PHASES = {"conv": (CHAT, 3), "code": (CODE, 6)}
 AGREEMENT_TOKENS = 32
 _TELL_S = 30.0

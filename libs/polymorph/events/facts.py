@@ -32,6 +32,7 @@ class TrafficShapeObserved(Event):
     ttft_s: Quantiles | None = None
     tpot_s: Quantiles | None = None
     output_tokens_per_s: float = 0.0
+    step_s: Annotated[float, Field(ge=0, description="seconds of engine steps, all workers together")] = 0.0
     operations: tuple[Operation, ...] = ()
     workers: Annotated[int, Field(ge=0)] = 0
     revision: str = "empty"
@@ -55,6 +56,9 @@ class DriftDetected(Event):
     reason: Annotated[str, Field(description="one plain sentence")]
     tuned_for: TrafficShape | None
     observed: TrafficShape
+    operations: Annotated[
+        tuple[Operation, ...], Field(description="where the engines' time went while this was observed")
+    ] = ()
 
     def subject_id(self) -> str:
         return self.pool

@@ -76,10 +76,15 @@ class TrafficShape(Value):
 
 
 class Operation(Value):
-    """One tunable operation with its share of engine step time, in [0, 1]."""
+    """One tunable operation with its share of engine step time, in [0, 1].
+
+    `by_m` splits that share by the bucket of the operation's own M, which is not the step's: the output layer of a
+    prefill computes one row for each sequence. Empty where the worker did not tell.
+    """
 
     definition: str
     share: float
+    by_m: dict[str, float] = {}
 
 
 class KernelBinding(Value):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polymorph.events.types import DriftDetected, TrafficShapeObserved
 from polymorph.events.values import TrafficShape
 from polymorph.traffic.distance import Distance, distance
-from polymorph.traffic.merge import merge
+from polymorph.traffic.merge import merge, merge_operations
 from polymorph.traffic.reason import never_tuned, why
 
 
@@ -47,9 +47,10 @@ class DriftDetector:
         if evidence is None:
             return None
         observed = merge(evidence)
-        if tuned_for is None:
-            return self._untuned(window, observed)
-        return self._judge(window, tuned_for, observed)
+        found = (
+            self._untuned(window, observed) if tuned_for is None else self._judge(window, tuned_for, observed)
+        )
+        return found and found.model_copy(update={"operations": merge_operations(evidence)})
 
     def _evidence(self) -> list[TrafficShapeObserved] | None:
         taken: list[TrafficShapeObserved] = []

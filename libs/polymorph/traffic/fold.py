@@ -14,6 +14,7 @@ from polymorph.events.types import (
     TrafficShapeObserved,
 )
 from polymorph.events.values import Operation, TrafficShape
+from polymorph.traffic.operations import Operations
 from polymorph.traffic.sketch import ZERO, Sketch
 
 _FORGOTTEN_AFTER_S = 900.0
@@ -71,6 +72,7 @@ class Window:
             ttft_s=self._ttft.quantiles(),
             tpot_s=self._tpot.quantiles(),
             output_tokens_per_s=(self._steps.output_tokens or self._output_sum) / seconds,
+            step_s=self._steps.step_s,
             operations=self._steps.operations(),
             workers=workers,
             revision=self._steps.revision,
@@ -137,7 +139,7 @@ class _Steps:
         self.output_tokens = 0
         self.revision = "empty"
         self._by_m: defaultdict[str, float] = defaultdict(float)
-        self._by_operation: defaultdict[str, float] = defaultdict(float)
+        self._operations = Operations()
 
     def take(self, message: StepsCounted) -> None:
         self.step_s += message.step_s
@@ -145,18 +147,14 @@ class _Steps:
         self.revision = message.revision
         for m, seconds in message.step_s_by_m.items():
             self._by_m[m] += seconds
-        for operation in message.operations:
-            self._by_operation[operation.definition] += operation.share * message.step_s
+        self._operations.add(message.operations, message.step_s)
 
     def shares(self) -> dict[str, float]:
         total = sum(self._by_m.values())
         return {m: s / total for m, s in sorted(self._by_m.items(), key=_by_number)} if total else {}
 
     def operations(self) -> tuple[Operation, ...]:
-        if not self.step_s:
-            return ()
-        ranked = sorted(self._by_operation.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(Operation(definition=name, share=s / self.step_s) for name, s in ranked)
+        return self._operations.shares()
 
 
 def _by_number(item: tuple[str, float]) -> tuple[int, str]:

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from polymorph.events.types import TrafficShapeObserved
-from polymorph.events.values import TrafficShape
+from polymorph.events.values import Operation, TrafficShape
+from polymorph.traffic.operations import Operations
 from polymorph.traffic.sketch import mixture
 
 
@@ -39,6 +40,15 @@ def merge(windows: Sequence[TrafficShapeObserved]) -> TrafficShape:
         tokens_per_step=_shares([(w.window_s, w.shape.tokens_per_step) for w in windows]),
         domains=_shares([(w.shape.requests, w.shape.domains) for w in windows]),
     )
+
+
+def merge_operations(windows: Sequence[TrafficShapeObserved]) -> tuple[Operation, ...]:
+    """Where the engines' time went in all of these windows; one that tells no step time weighs by its length."""
+    merged = Operations()
+    for window in windows:
+        if window.operations:
+            merged.add(window.operations, window.step_s or window.window_s)
+    return merged.shares()
 
 
 def _shares(parts: Sequence[tuple[float, dict[str, float]]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ import pytest
 
 from polymorph.compiler.domain.search_target import plan, spans
 from polymorph.compiler.domain.search_workload import m_weights, workload
+from polymorph.events.values import Operation
 
 
 def constant(definition, min_m, max_m):
@@ -71,6 +72,18 @@ def test_ranges_end_where_nothing_could_be_confirmed(lab):
     assert [(t.min_m, t.max_m, round(t.span_weight, 6)) for t in found] == [(9, 32, 0.5)]
 
 
+def test_an_operations_own_m_counts_where_the_workers_tell_it(lab):
+    """The output layer of a prefill step of 64 tokens computes one row."""
+    seen = lab.window({"1": 0.3, "64": 0.7}, {lab.HEAD: 0.5})
+    told = (Operation(definition=lab.HEAD, share=0.5, by_m={"1": 0.45, "64": 0.05}),)
+    targets = plan(
+        seen.model_copy(update={"operations": told}), constant, least_gain=0, limit=1, largest_m=8192
+    )
+    assert [(t.min_m, t.max_m, round(t.gain, 6)) for t in targets] == [(1, 1, 0.225)]
+    document = workload("search-1", targets[0], seen.model_copy(update={"operations": told}))
+    assert document.x_polymorph.model_dump()["m_weights"] == {"1": 1.0}
+
+
 def test_headroom_outweighs_share(lab):
     seen = lab.window({"8": 1.0}, {lab.DOWN: 0.3, lab.HEAD: 0.4})
     room = {lab.DOWN: 0.5, lab.HEAD: 0.1}
@@ -93,4 +106,4 @@ def test_workload_holds_weights_of_its_range_and_what_a_replay_needs(lab):
 
 
 def test_weights_of_an_unseen_range_fall_on_its_upper_bucket(lab):
-    assert m_weights(lab.shape({"8": 1.0}), 17, 64) == {"64": 1.0}
+    assert m_weights({"8": 1.0}, 17, 64) == {"64": 1.0}

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polymorph.events.types import RequestFinished, RequestStarted, TokensCounted, TrafficShapeObserved
-from polymorph.events.values import TrafficShape
+from polymorph.events.values import Operation, TrafficShape
 from polymorph.traffic.distance import distance
 from polymorph.traffic.drift import DriftDetector, DriftRules
 from polymorph.traffic.fold import Window
@@ -93,6 +93,20 @@ def test_an_untuned_pool_drifts_once_there_is_evidence():
     assert drift.observed.requests == 30
     assert "never tuned" in drift.reason
     assert "prompts of 400 tokens" in drift.reason
+
+
+def test_a_drift_tells_where_the_time_went_while_it_was_seen_not_in_its_last_window():
+    detector = DriftDetector(DriftRules(consecutive=1, min_requests=32))
+
+    def window(number: int, step_s: float, *operations: Operation) -> TrafficShapeObserved:
+        return observed(number, shape()).model_copy(update={"step_s": step_s, "operations": operations})
+
+    gemm = Operation(definition="gemm", share=0.5, by_m={"1": 0.3, "64": 0.2})
+    assert detector.observe(window(0, 3.0, gemm), None) is None
+    drift = detector.observe(window(1, 1.0, Operation(definition="head", share=0.8, by_m={"1": 0.8})), None)
+    assert drift is not None
+    assert [(o.definition, round(o.share, 6)) for o in drift.operations] == [("gemm", 0.375), ("head", 0.2)]
+    assert drift.operations[0].by_m == pytest.approx({"1": 0.225, "64": 0.15})
 
 
 def test_drift_needs_windows_in_a_row_and_is_told_once():

@@ -211,6 +211,30 @@ async def test_loads_refuses_and_rolls_back(house: House) -> None:
     assert house.engine.slots.engaged == []
 
 
+async def test_a_kernel_that_traffic_of_other_sizes_hides_stays(house: House) -> None:
+    async def crowded(_: int) -> None:
+        house.engine.slots.ops.linear(torch.randn(6, K), None, house.engine.layer, N)
+
+    kernel = (await house.binding()).model_copy(update={"max_m": 1})
+    house.engine.exercise = crowded  # type: ignore[method-assign]
+    await house.desire(1, kernel)
+    loaded = await house.answer(1)
+    assert loaded["type"] == "polymorph.evt.worker.loaded.v1", loaded
+    assert loaded["served_calls"] == 0
+    assert [binding.artifact for binding in house.engine.slots.engaged] == [kernel.artifact]
+
+
+async def test_a_kernel_that_its_own_calls_pass_by_is_refused(house: House) -> None:
+    async def not_at_all(bindings: Any, *, keep_packed: bool = False) -> float:
+        return 0.001
+
+    house.engine.engage = not_at_all  # type: ignore[method-assign]
+    await house.desire(1, await house.binding())
+    refused = await house.answer(1)
+    assert refused["type"] == "polymorph.evt.worker.refused.v1", refused
+    assert "served none of" in refused["reason"]
+
+
 async def test_a_wrong_kernel_is_refused_by_the_self_test(house: House) -> None:
     wrong = house.folder / "wrong.cpp"
     wrong.write_text(KERNEL.read_text().replace("sums[r] += job.x", "sums[r] += 1.01f * job.x"))

@@ -185,7 +185,7 @@ def test_steps_fold_into_one_report() -> None:
             worker_id="w",
             at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
             interval_s=1.0,
-            nanoseconds={"gemm": 30_000_000, "norm": 6_000_000, "idle": 0},
+            nanoseconds={"gemm": {"1": 10_000_000, "8": 20_000_000}, "norm": {"8": 6_000_000}, "idle": {"1": 0}},
             revision="r",
         )
 
@@ -194,13 +194,16 @@ def test_steps_fold_into_one_report() -> None:
     assert first.step_s_by_m == pytest.approx({"1": 0.01, "8": 0.05})
     assert [operation.definition for operation in first.operations] == ["gemm", "norm"]
     assert first.operations[0].share == pytest.approx(0.5)
+    assert first.operations[0].by_m == pytest.approx({"1": 1 / 6, "8": 1 / 3})
     second = report()
     assert (second.steps, second.tokens, second.step_s_by_m, second.operations) == (0, 0, {}, ())
     assert second.running == 8
 
 
 def test_shares_never_exceed_the_whole() -> None:
-    assert shares({"gemm": 2_000_000_000}, 1.0)[0].share == 1.0
+    whole = shares({"gemm": {"1": 500_000_000, "8": 1_500_000_000}}, 1.0)[0]
+    assert whole.share == 1.0
+    assert whole.by_m == {"1": 0.25, "8": 0.75}
 
 
 def test_counters_by_artifact_and_operation() -> None:
@@ -212,7 +215,11 @@ def test_counters_by_artifact_and_operation() -> None:
         }
 
     since = Counters.of(document(5)).since(Counters.of(document(2)))
-    assert since.nanoseconds == {"gemm": 60}
+    assert since.nanoseconds == {"gemm": {"1": 30, "8": 30}}
+    assert since.called("gemm", 1, 8) == 6
+    assert since.called("gemm", 5, 8) == 3
+    assert since.called("gemm", 5, 6) == 0  # a bucket is counted as a whole or not at all
+    assert since.called("norm", 1, 8) == 0
     assert since.served == {"a": 3}
     assert since.errors == {"a": 0}
 

@@ -202,7 +202,8 @@ class Connection:
         """
         for _ in range(2):
             if self.connected:
-                await self.client.flush(timeout=timeout_s or self.timeout_s)
+                # The client annotates whole seconds and takes fractions.
+                await self.client.flush(timeout=timeout_s or self.timeout_s)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Sends what is still to be sent where the server is there, and disconnects.

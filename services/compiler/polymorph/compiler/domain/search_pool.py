@@ -23,7 +23,7 @@ from polymorph.compiler.domain.search_target import Target, plan
 from polymorph.compiler.domain.search_workload import workload
 from polymorph.events.state import EMPTY, DesiredState, Mode
 from polymorph.events.types import CandidateEvaluated, DriftDetected, SearchOpened, TrafficShapeObserved
-from polymorph.events.values import Revision, TrafficShape, Value
+from polymorph.events.values import Operation, Revision, TrafficShape, Value
 
 SEARCHING_MODES = (Mode.RECOMMEND, Mode.CANARY)
 
@@ -69,9 +69,13 @@ class Unmet(Value):
     drift: DriftDetected
     window: TrafficShapeObserved
 
+    def operations(self) -> tuple[Operation, ...]:
+        """Where the time goes: in the windows that are the drift's evidence, else in the latest."""
+        return self.drift.operations or self.window.operations
+
     def answerable(self) -> bool:
         """Whether the engines have told where their time goes; before that there is nothing to choose by."""
-        return bool(self.window.operations) and bool(self.drift.observed.tokens_per_step)
+        return bool(self.operations()) and bool(self.drift.observed.tokens_per_step)
 
 
 class PoolState(Value):
@@ -226,7 +230,8 @@ class PoolLoop:
         self, state: PoolState, unmet: Unmet, effects: list[PoolEffect], known: Knowledge, now: dt.datetime
     ) -> PoolStep:
         """Plans the searches that a drift pays for; where none does, the shape counts as known."""
-        window = unmet.window.model_copy(update={"shape": unmet.drift.observed})
+        observed = {"shape": unmet.drift.observed, "operations": unmet.operations()}
+        window = unmet.window.model_copy(update=observed)
         targets = plan(
             window,
             known.headroom,

@@ -12,7 +12,7 @@ def opened(target: Target, candidates: int, known: int) -> str:
     """Why a search began."""
     start = f", starting from {known} parameter sets that won elsewhere" if known else ""
     return (
-        f"{target.definition} takes {target.share:.0%} of the step time, and steps of {target.min_m} to "
+        f"{target.definition} takes {target.share:.0%} of the step time, and calls of {target.min_m} to "
         f"{target.max_m} tokens take {target.span_weight:.0%} of it: up to {target.gain:.1%} may be won, which pays "
         f"for {candidates} candidates{start}."
     )

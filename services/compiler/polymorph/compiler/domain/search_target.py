@@ -57,13 +57,15 @@ def plan(
 
     Ranges end at `largest_m`: what cannot be confirmed beyond it is not searched for.
     The gain is the part of all step time that goes away if the operation's headroom is won in that range: share of
-    the operation x share of the range x headroom (Amdahl).
+    the operation x share of the range x headroom (Amdahl). Ranges are those of the operation's own M where the workers
+    tell it, else those of the steps.
     """
     found = [
         target
         for operation in window.operations
-        for whole in spans(window.shape.tokens_per_step)
-        if (span := within(whole, window.shape.tokens_per_step, largest_m)) is not None
+        if (by_m := operation.by_m or window.shape.tokens_per_step)
+        for whole in spans(by_m)
+        if (span := within(whole, by_m, largest_m)) is not None
         if (target := _target(operation, span, headroom)).gain >= least_gain
     ]
     return tuple(sorted(found, key=lambda t: (-t.gain, t.definition, t.min_m))[:limit])

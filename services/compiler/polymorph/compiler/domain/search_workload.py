@@ -1,5 +1,7 @@
 """The workload that a search's candidates are judged on: the window's own shapes and weights."""
 
+from collections.abc import Mapping
+
 from polymorph.compiler.domain.search_target import Target
 from polymorph.events.types import TrafficShapeObserved
 from polymorph.events.values import TrafficShape
@@ -10,7 +12,9 @@ def workload(search_id: str, target: Target, window: TrafficShapeObserved) -> Wo
     """A Workload whose `x_polymorph` also holds `m_weights` (bucket -> share of the range's step time, summing to 1)
     and `replay` (concurrency, rates and length quantiles for the end-to-end gate).
     """
-    weights = m_weights(window.shape, target.min_m, target.max_m)
+    told = {operation.definition: operation.by_m for operation in window.operations}
+    by_m = told.get(target.definition) or window.shape.tokens_per_step
+    weights = m_weights(by_m, target.min_m, target.max_m)
     heaviest = max(weights, key=lambda name: (weights[name], -int(name)))
     extension = WorkloadExtension.model_validate(
         {
@@ -25,13 +29,9 @@ def workload(search_id: str, target: Target, window: TrafficShapeObserved) -> Wo
     return Workload(uuid=search_id, axes={"M": int(heaviest)}, inputs={}, x_polymorph=extension)
 
 
-def m_weights(shape: TrafficShape, min_m: int, max_m: int) -> dict[str, float]:
-    """The share of step time by bucket within a range of M, summing to 1; the upper bucket where nothing is known."""
-    inside = {
-        name: weight
-        for name, weight in shape.tokens_per_step.items()
-        if min_m <= int(name) <= max_m and weight > 0
-    }
+def m_weights(by_m: Mapping[str, float], min_m: int, max_m: int) -> dict[str, float]:
+    """The share of time by bucket within a range of M, summing to 1; the upper bucket where nothing is known."""
+    inside = {name: weight for name, weight in by_m.items() if min_m <= int(name) <= max_m and weight > 0}
     total = sum(inside.values())
     if not total:
         return {str(max_m): 1.0}

@@ -4,38 +4,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from polymorph.kernels.buckets import lower_bound
+
 
 @dataclass(frozen=True)
 class Counters:
     """Totals since the engine started."""
 
-    nanoseconds: Mapping[str, int]
+    nanoseconds: Mapping[str, Mapping[str, int]]
+    """Definition -> bucket of M -> time of its calls."""
+    calls: Mapping[str, Mapping[str, int]]
+    """Definition -> bucket of M -> calls, by whatever code."""
     served: Mapping[str, int]
     errors: Mapping[str, int]
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
         """From the answer of `slots_read`."""
-        spent = {
-            name: sum(tally["ns"] for tally in counts["by_m"].values())
-            for name, counts in document["definitions"].items()
-        }
+        definitions = document["definitions"]
         artifacts = document["artifacts"]
         return cls(
-            nanoseconds=spent,
+            nanoseconds={name: _tallied(counts, "ns") for name, counts in definitions.items()},
+            calls={name: _tallied(counts, "calls") for name, counts in definitions.items()},
             served={digest: counts["served"]["calls"] for digest, counts in artifacts.items()},
             errors={digest: counts["errors"] for digest, counts in artifacts.items()},
         )
 
     def since(self, before: Self) -> Self:
         return type(self)(
-            nanoseconds=_difference(self.nanoseconds, before.nanoseconds),
+            nanoseconds=_differences(self.nanoseconds, before.nanoseconds),
+            calls=_differences(self.calls, before.calls),
             served=_difference(self.served, before.served),
             errors=_difference(self.errors, before.errors),
         )
 
+    def called(self, definition: str, min_m: int, max_m: int) -> int:
+        """Calls of `definition` in the buckets that lie within `min_m` and `max_m`."""
+        return sum(
+            count
+            for upper, count in self.calls.get(definition, {}).items()
+            if min_m <= lower_bound(int(upper)) and int(upper) <= max_m
+        )
 
-NOTHING = Counters(nanoseconds={}, served={}, errors={})
+
+NOTHING = Counters(nanoseconds={}, calls={}, served={}, errors={})
+
+
+def _tallied(counts: Mapping[str, Any], what: str) -> dict[str, int]:
+    return {upper: tally[what] for upper, tally in counts["by_m"].items()}
+
+
+def _differences(
+    now: Mapping[str, Mapping[str, int]], before: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    return {name: _difference(counts, before.get(name, {})) for name, counts in now.items()}
 
 
 def _difference(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

@@ -44,10 +44,10 @@ class StepTally:
         worker_id: str,
         at: dt.datetime,
         interval_s: float,
-        nanoseconds: Mapping[str, int],
+        nanoseconds: Mapping[str, Mapping[str, int]],
         revision: str,
     ) -> StepsCounted:
-        """The report; `nanoseconds` are those of each operation in the same interval. Counting starts anew."""
+        """The report; `nanoseconds` are those of each operation by its M in the same interval. Counting starts anew."""
         report = StepsCounted(
             pool=pool,
             worker_id=worker_id,
@@ -69,13 +69,17 @@ class StepTally:
         return report
 
 
-def shares(nanoseconds: Mapping[str, int], step_s: float) -> tuple[Operation, ...]:
+def shares(nanoseconds: Mapping[str, Mapping[str, int]], step_s: float) -> tuple[Operation, ...]:
     """Operations by their share of engine step time, the largest first."""
     if step_s <= 0:
         return ()
-    found = (
-        Operation(definition=name, share=min(1.0, spent / 1e9 / step_s))
-        for name, spent in nanoseconds.items()
-        if spent > 0
-    )
-    return tuple(sorted(found, key=lambda operation: -operation.share))
+    found = (_operation(name, spent, step_s) for name, spent in nanoseconds.items())
+    return tuple(sorted((each for each in found if each.share > 0), key=lambda operation: -operation.share))
+
+
+def _operation(name: str, spent: Mapping[str, int], step_s: float) -> Operation:
+    share = sum(spent.values()) / 1e9 / step_s
+    # A step that ends between two reports lends its calls to the earlier one: never more than all of the time.
+    held = min(1.0, share) / share if share else 0.0
+    by_m = {upper: held * ns / 1e9 / step_s for upper, ns in spent.items() if ns > 0}
+    return Operation(definition=name, share=min(1.0, share), by_m=by_m)
