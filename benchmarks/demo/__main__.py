@@ -21,9 +21,9 @@ from polymorph.embedded.options import DEFAULT_MODEL
 from polymorph.engine.launch import EngineLaunch
 
 # Two slow cores hold about one chat a second; a replay that fills them leaves none for the search (and no user would).
-CHAT = trace.Scale(prompt=16, output=6, stretch=20.0, max_prompt=96, max_output=48, longest_gap_s=6.0)
-CODE = trace.Scale(prompt=24, output=1.5, stretch=8.0, max_prompt=96, max_output=16, longest_gap_s=5.0)
-PHASES = {"conv": (CHAT, 3), "code": (CODE, 6)}
+CHAT = trace.Scale(prompt=20, output=4.0, stretch=24.0, max_prompt=64, max_output=48, longest_gap_s=8.0)
+CODE = trace.Scale(prompt=48, output=1.0, stretch=12.0, max_prompt=64, max_output=24, longest_gap_s=6.0)
+PHASES = {"conv": (CHAT, 3), "code": (CODE, 4)}
 AGREEMENT_TOKENS = 32
 _TELL_S = 30.0
 _QUIET_S = 10.0  # after a search closes, the next of its plan opens within seconds
@@ -33,9 +33,9 @@ _QUIET_S = 10.0  # after a search closes, the next of its plan opens within seco
 class Plan:
     """Seconds that each phase lasts at most, and how much is measured at the end."""
 
-    first_phase_s: float = 210.0
-    second_phase_s: float = 180.0
-    rounds: int = 8
+    first_phase_s: float = 300.0
+    second_phase_s: float = 210.0
+    rounds: int = 6
     block_tokens: int = 32
     chats: tuple[int, ...] = (1, 4)
 
@@ -90,7 +90,8 @@ class Demo:
             await stack.wait_ready(plain, plain_port, "/health", self.say)
             following = asyncio.create_task(follow(session, self._url, self._story, self.say))
             await self._traffic(client)
-            comparisons, agreements = await self._measure(session, plain_port)
+            with stack.held(self._data, "compiler", "evaluator"):
+                comparisons, agreements = await self._measure(session, plain_port)
             following.cancel()
             result = self._result(comparisons, agreements)
             table.tell(result, self._tally, self._story, comparisons, url=self._url, say=print)

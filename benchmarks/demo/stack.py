@@ -6,10 +6,12 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from polymorph.embedded.child import die_with_parent
 from polymorph.embedded.folder import DataFolder, free_port
@@ -19,8 +21,8 @@ from polymorph.engine.launch import EngineLaunch
 READY_S = 900.0
 # A demonstration shows in minutes what a fleet takes an hour for: fewer candidates, less rest between plans.
 BUDGET = {
-    "POLYMORPH_COMPILER_CANDIDATES_PER_SEARCH": "8",
-    "POLYMORPH_COMPILER_SEARCH_SECONDS": "80",
+    "POLYMORPH_COMPILER_CANDIDATES_PER_SEARCH": "6",
+    "POLYMORPH_COMPILER_SEARCH_SECONDS": "60",
     "POLYMORPH_COMPILER_SEARCHES_PER_DRIFT": "2",
     "POLYMORPH_COMPILER_COOLDOWN_S": "10",
     "POLYMORPH_COMPILER_DRIFT_WINDOWS": "2",
@@ -130,6 +132,25 @@ async def stopped_at_the_end(*processes: Process) -> AsyncIterator[None]:
         await asyncio.gather(*(process.stop() for process in processes))
 
 
+@contextmanager
+def held(data: Path, *names: str) -> Iterator[None]:
+    """These services of the supervisor stand still meanwhile, with all their processes: what is measured is serving
+    alone, and the revision that is measured stays what it is.
+    """
+    children = instance(data)["children"]
+    roots = [psutil.Process(children[name]["pid"]) for name in names]
+    family = [each for root in roots for each in (root, *root.children(recursive=True))]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
 def instance(data: Path) -> dict[str, Any]:
     """What the supervisor wrote about itself."""
     state = DataFolder(data).read_state()
@@ -138,4 +159,13 @@ def instance(data: Path) -> dict[str, Any]:
     return state
 
 
-__all__ = ["Process", "embedded", "free_port", "instance", "plain_vllm", "stopped_at_the_end", "wait_ready"]
+__all__ = [
+    "Process",
+    "embedded",
+    "free_port",
+    "held",
+    "instance",
+    "plain_vllm",
+    "stopped_at_the_end",
+    "wait_ready",
+]

@@ -185,7 +185,11 @@ def test_steps_fold_into_one_report() -> None:
             worker_id="w",
             at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
             interval_s=1.0,
-            nanoseconds={"gemm": {"1": 10_000_000, "8": 20_000_000}, "norm": {"8": 6_000_000}, "idle": {"1": 0}},
+            nanoseconds={
+                "gemm": {"1": 10_000_000, "8": 20_000_000},
+                "norm": {"8": 6_000_000},
+                "idle": {"1": 0},
+            },
             revision="r",
         )
 

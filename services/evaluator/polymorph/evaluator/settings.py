@@ -45,7 +45,7 @@ class EvaluatorSettings(ServiceSettings):
     )
     engine: bool = Field(default=True, description="whether the end-to-end gate has an engine of its own")
     engine_blocks: int = Field(
-        default=6, ge=2, description="pairs of blocks that the end-to-end gate replays"
+        default=20, ge=2, description="pairs of blocks that the end-to-end gate replays"
     )
     engine_max_model_len: int | None = Field(
         default=None,

@@ -1,7 +1,9 @@
 """Gate G5: the candidate in a warm engine, on decode steps of a replay, block by block against the incumbent.
 
 Both arms run in one engine on the same running batch: blocks of a few steps alternate in random order, so that a pair
-sees the same sequences at nearly the same length. Steps are timed here; the engine only steps.
+sees the same sequences at nearly the same length, and the same state of the host where both fit into one burst. Many
+short pairs tell more than few long ones: what disturbs a host lasts longer than a step. Steps are timed here; the
+engine only steps.
 """
 
 import hashlib
@@ -35,12 +37,14 @@ from polymorph.stats.margin import Call, judge
 _log = logging.getLogger(__name__)
 _GATE = Gate.G5_END_TO_END
 _BLOCK_S = 0.22
+_SLACK = 1.15  # what a block may take longer than its warm-up
 _ATTEMPTS = 2
 _WARM_STEPS = 8
 _FEWEST_BLOCKS = 3
 _MOST_WAITED = 0.12
 _AGREEMENT_REQUESTS = 8
 _AGREEMENT_TOKENS = 16
+_AGREEMENT_STEPS = 64
 _AGREEMENT_PROMPT = 24
 _WIDEST = 0.06
 _CAPTURES = 3
@@ -156,11 +160,15 @@ class EngineGate:
         left = self._begin(plan)
         step_s = self._warm_up(tables)
         attempts = self._blocks * _ATTEMPTS
-        steps = max(1, min(int(_BLOCK_S / step_s), (left - _WARM_STEPS) // (2 * attempts)))
+        together = 2 * step_s <= _BLOCK_S
+        in_block = int(_BLOCK_S / (2 * step_s if together else step_s))
+        steps = max(1, min(in_block, (left - _WARM_STEPS) // (2 * attempts)))
         timed = _Timed({"incumbent": [], "candidate": []})
         for _ in range(attempts):
             arms = ["incumbent", "candidate"]
             order.shuffle(arms)
+            if together:
+                host.ensure(2 * steps * step_s * _SLACK)
             pair = {arm: self._block(tables, arm, steps, step_s, host) for arm in arms}
             host.release()
             if max(waited for _, waited in pair.values()) > _MOST_WAITED:
@@ -177,7 +185,7 @@ class EngineGate:
     def _block(self, tables: _Tables, arm: str, steps: int, step_s: float, host: Host) -> tuple[float, float]:
         """Seconds of one block, and the share of processor time that its threads waited for."""
         self._engage(tables.incumbent if arm == "incumbent" else tables.candidate)
-        host.ensure(steps * step_s * 1.15)
+        host.ensure(steps * step_s * _SLACK)
         ran, waited = self._lane.waited()
         began = time.perf_counter()
         self._lane.ask("step", count=steps)
@@ -213,16 +221,18 @@ class EngineGate:
         group = min(plan.requests, _AGREEMENT_REQUESTS)
         other = 4 if group <= 2 else group // 2
         made = prompts(self._tokens(), _AGREEMENT_REQUESTS, _AGREEMENT_PROMPT)
+        # One at a time takes a step for every token: then each says less, and all of it in bounded time.
+        tokens = min(_AGREEMENT_TOKENS, _AGREEMENT_STEPS * group // _AGREEMENT_REQUESTS)
         self._engage(tables.incumbent)
-        first, again = self._greedy(made, group), self._greedy(made, other)
+        first, again = self._greedy(made, group, tokens), self._greedy(made, other, tokens)
         self._engage(tables.candidate)
-        return agreement(first, again), agreement(first, self._greedy(made, group))
+        return agreement(first, again), agreement(first, self._greedy(made, group, tokens))
 
-    def _greedy(self, made: list[list[int]], group: int) -> list[list[int]]:
+    def _greedy(self, made: list[list[int]], group: int, tokens: int) -> list[list[int]]:
         outputs: list[list[int]] = []
         for at in range(0, len(made), group):
             name = f"a{secrets.token_hex(4)}-"
-            self._lane.ask("add", prompts=made[at : at + group], max_tokens=_AGREEMENT_TOKENS, prefix=name)
+            self._lane.ask("add", prompts=made[at : at + group], max_tokens=tokens, prefix=name)
             outputs += self._lane.ask("finish", run=True)["outputs"]
         return outputs
 
@@ -279,7 +289,7 @@ class EngineGate:
         answer = self._lane.rpc("slots_capture", definition, _CAPTURES, every=5, max_mib=16)
         if not answer["ok"]:
             raise ValueError(answer["reason"])
-        self._greedy(prompts(self._tokens(), 4, 12), 4)
+        self._greedy(prompts(self._tokens(), 4, 12), 4, _AGREEMENT_TOKENS)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "captured"
             found = self._lane.rpc("slots_captured", str(folder))
