@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polymorph.events.base import Telemetry
-from polymorph.events.values import (
-    Operation,
-)
+from polymorph.events.values import Bucket, Operation, Seconds
 
 
 class RequestStarted(Telemetry):
@@ -59,8 +57,8 @@ class TokensCounted(Telemetry):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    ttft_s: float | None
-    tpot_s: float | None
+    ttft_s: Seconds | None
+    tpot_s: Seconds | None
     domain: str = "unknown"
     at: dt.datetime
 
@@ -77,15 +75,17 @@ class StepsCounted(Telemetry):
     pool: str
     worker_id: str
     at: dt.datetime
-    interval_s: float
+    interval_s: Seconds
     steps: int
-    step_s: Annotated[float, Field(description="seconds spent in engine steps")]
+    step_s: Annotated[Seconds, Field(description="seconds spent in engine steps")]
     tokens: Annotated[int, Field(description="tokens computed, prefill and decode")]
     output_tokens: int
     running: int
     waiting: int
     kv_used: Annotated[float, Field(description="share of the KV cache in use, in [0, 1]")]
-    step_s_by_m: Annotated[dict[str, float], Field(description="bucket of M -> seconds of engine steps")] = {}
+    step_s_by_m: Annotated[
+        dict[Bucket, Seconds], Field(description="bucket of M -> seconds of engine steps")
+    ] = {}
     operations: tuple[Operation, ...] = ()
     revision: str = "empty"
 

@@ -12,6 +12,13 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="null")
 
 
+Bucket = Annotated[
+    str, Field(pattern=r"^[1-9][0-9]{0,9}$", description="upper bound of a bucket of M, as text")
+]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Numerics(StrEnum):
     """What a candidate does to outputs (evaluation classes; docs/architecture.md)."""
 
@@ -71,7 +78,7 @@ class TrafficShape(Value):
     prompt_tokens: Quantiles
     output_tokens: Quantiles
     prefix_hit_rate: float = 0.0
-    tokens_per_step: dict[str, float] = {}
+    tokens_per_step: dict[Bucket, float] = {}
     domains: Annotated[dict[str, float], Field(description="share of requests by domain of content")] = {}
 
 
@@ -83,8 +90,8 @@ class Operation(Value):
     """
 
     definition: str
-    share: float
-    by_m: dict[str, float] = {}
+    share: Share
+    by_m: dict[Bucket, Share] = {}
 
 
 class KernelBinding(Value):

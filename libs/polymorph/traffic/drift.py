@@ -16,7 +16,7 @@ class DriftRules:
     """When a difference counts.
 
     A shape is judged over the last windows that together hold `min_requests`, at most `max_windows` of them.
-    `consecutive` judgements in a row must stand beyond `threshold`; then it is quiet until the distance has been below
+    `consecutive` judgements in a row, each with requests of its own, must stand beyond `threshold`; then it is quiet until the distance has been below
     `rearm` times the threshold, or the shape it is compared with changes.
     """
 
@@ -42,7 +42,11 @@ class DriftDetector:
         if tuned_for != self._tuned_for:
             self._tuned_for = tuned_for
             self._beyond, self._armed = 0, True
+        if self._recent and window.window_start <= self._recent[-1].window_start:
+            return None  # told again
         self._recent.append(window)
+        if not window.shape.requests:
+            return None  # the same requests are no further evidence
         evidence = self._evidence()
         if evidence is None:
             return None

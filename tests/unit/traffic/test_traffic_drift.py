@@ -207,7 +207,9 @@ def test_on_real_traces_a_shift_is_seen_and_a_steady_service_is_not():
     assert distance(tuned_for, merge(code)).total > 2
     detector = DriftDetector()
     assert [drift for window in conv[half:] if (drift := detector.observe(window, tuned_for))] == []
-    seen = [n for n, window in enumerate(code) if detector.observe(window, tuned_for)]
+    day = dt.timedelta(days=1)
+    later = [w.model_copy(update={"window_start": w.window_start + day}) for w in code]
+    seen = [n for n, window in enumerate(later) if detector.observe(window, tuned_for)]
     assert len(seen) >= 1
     assert seen[0] < 24  # two minutes
 
@@ -231,3 +233,12 @@ def test_merging_keeps_requests_and_shares(shapes):
 def test_merging_nothing_is_an_error():
     with pytest.raises(ValueError, match="at least one window"):
         merge([])
+
+
+def test_one_burst_told_thrice_or_followed_by_silence_is_one_judgement():
+    rules = DriftRules(consecutive=3, min_requests=16)
+    again, silent = DriftDetector(rules), DriftDetector(rules)
+    for number in range(3):
+        assert again.observe(observed(0, shape()), None) is None
+        assert silent.observe(observed(number, shape(requests=0 if number else 16)), None) is None
+    assert [silent.observe(observed(n, shape()), None) is not None for n in (3, 4, 5)] == [False, True, False]
