@@ -24,7 +24,7 @@ from polymorph.engine.launch import EngineLaunch
 CHAT = trace.Scale(prompt=20, output=4.0, stretch=24.0, max_prompt=64, max_output=48, longest_gap_s=8.0)
 CODE = trace.Scale(prompt=48, output=1.0, stretch=12.0, max_prompt=64, max_output=24, longest_gap_s=6.0)
 PHASES = {"conv": (CHAT, 3), "code": (CODE, 4)}
-AGREEMENT_TOKENS = 32
+AGREEMENT_TOKENS = 24
 _TELL_S = 30.0
 _QUIET_S = 10.0  # after a search closes, the next of its plan opens within seconds
 
@@ -33,9 +33,9 @@ _QUIET_S = 10.0  # after a search closes, the next of its plan opens within seco
 class Plan:
     """Seconds that each phase lasts at most, and how much is measured at the end."""
 
-    first_phase_s: float = 300.0
+    first_phase_s: float = 240.0
     second_phase_s: float = 210.0
-    rounds: int = 6
+    rounds: int = 5
     block_tokens: int = 32
     chats: tuple[int, ...] = (1, 4)
 
@@ -94,9 +94,13 @@ class Demo:
                 comparisons, agreements = await self._measure(session, plain_port)
             following.cancel()
             result = self._result(comparisons, agreements)
-            table.tell(result, self._tally, self._story, comparisons, url=self._url, say=print)
+            table.tell(result, self._tally, self._story, comparisons, again=self._again(), say=print)
         print(json.dumps(result.as_dict()), flush=True)
         return result.exit_code
+
+    def _again(self) -> str:
+        up = f".venv/bin/polymorph up --model {self._model} --data {self._data} --port {self._port}"
+        return f"{up}, then curl -N -H 'Last-Event-ID: 0-0' {self._url}/v1/events"
 
     async def _first_request(self, client: Client) -> None:
         outcome = await client.chat("What is the capital of France?", 24)
@@ -183,6 +187,7 @@ class Demo:
     ) -> tuple[float, float]:
         """Greedy texts: tuned against empty at one batch size; empty against itself at another."""
         prompts = [f"Number {i}. Explain in simple words what a {word} is." for i, word in enumerate(_WORDS)]
+        self.say("comparing greedy texts: tuned, empty, and empty at another batch size (about 1 minute)")
         await switch("empty")
         together = await _at_once(worker, prompts, len(prompts))
         pairs = await _at_once(worker, prompts, 2)
@@ -227,8 +232,6 @@ _WORDS = (
     "clock",
     "window",
     "bakery",
-    "train",
-    "garden",
 )
 
 
@@ -257,6 +260,11 @@ def main() -> int:
     plan = Plan().quick() if options.quick else Plan()
     if options.phase_s is not None:
         plan = replace(plan, first_phase_s=options.phase_s, second_phase_s=options.phase_s)
+    try:
+        stack.clear(options.data)
+    except ValueError as error:
+        print(f"make demo: {error}", file=sys.stderr)
+        return 2
     return asyncio.run(Demo(options.model, options.data, options.port, order, plan).run())
 
 

@@ -29,6 +29,7 @@ BUDGET = {
     "POLYMORPH_COMPILER_MIN_REQUESTS": "8",
 }
 _STOP_S = 150.0
+_MARK = ".demonstration"
 
 
 class Process:
@@ -74,10 +75,22 @@ async def _relay(stream: asyncio.StreamReader, say: Callable[[str], None]) -> No
         say("  " + line.decode(errors="replace").rstrip())
 
 
-def embedded(data: Path, model: Path, served: str, port: int) -> Process:
-    """`polymorph up` on a fresh data folder, in the mode that promotes by itself."""
-    shutil.rmtree(data, ignore_errors=True)
+def clear(data: Path) -> None:
+    """Makes an empty data folder, of an earlier demonstration's or anew.
+
+    Raises:
+        ValueError: it holds something that no demonstration wrote.
+    """
+    if data.exists() and any(data.iterdir()) and not (data / _MARK).exists():
+        raise ValueError(f"{data} is not a demonstration's folder and is left alone: give --data a new one")
+    if data.exists():
+        shutil.rmtree(data)
     data.mkdir(parents=True)
+    (data / _MARK).touch()
+
+
+def embedded(data: Path, model: Path, served: str, port: int) -> Process:
+    """`polymorph up` on a data folder that is empty, in the mode that promotes by itself."""
     command = [sys.executable, "-m", "polymorph.embedded.cli", "up", "--mode", "canary", "--port", str(port)]
     command += ["--model", str(model), "--served-model-name", served, "--data", str(data)]
     return Process("polymorph up", command, {**BUDGET, **os.environ}, data / "up.log")
@@ -161,6 +174,7 @@ def instance(data: Path) -> dict[str, Any]:
 
 __all__ = [
     "Process",
+    "clear",
     "embedded",
     "free_port",
     "held",

@@ -52,7 +52,7 @@ def tell(
     story: Story,
     comparisons: list[Comparison],
     *,
-    url: str,
+    again: str,
     say: Callable[[str], None],
 ) -> None:
     """Prints what happened, what was gained, and where each number can be seen again."""
@@ -81,7 +81,7 @@ def tell(
         f"{result.greedy_agreement_incumbent:.2f}; numerics declared {result.numerics}"
     )
     say(f"host time that measurements took from serving: {result.stolen_s:.1f} s")
-    say(f"see it again while it runs: curl -N -H 'Last-Event-ID: 0-0' {url}/v1/events")
+    say(f"see it again in the event stream: {again}")
 
 
 def _promotions(story: Story, say: Callable[[str], None]) -> None:

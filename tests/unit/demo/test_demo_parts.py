@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from benchmarks.demo import trace
+from benchmarks.demo import stack, trace
 from benchmarks.demo.__main__ import CHAT, CODE
 from benchmarks.demo.load import Outcome, Tally
 from benchmarks.demo.measure import Block, Comparison, same_text
@@ -131,3 +131,17 @@ def test_every_event_that_the_demo_tells_is_one_line() -> None:
     assert told is not None
     assert "c1 failed at G3 0.900x [0.800, 1.000]: slower" in told
     assert sentence(event("worker.host-leased", "2026-01-01T00:00:00Z")) is None
+
+
+def test_only_a_folder_of_a_demonstration_is_emptied(tmp_path):
+    made = tmp_path / "demo"
+    stack.clear(made)
+    (made / "old").touch()
+    stack.clear(made)
+    assert not (made / "old").exists()
+    theirs = tmp_path / "home"
+    theirs.mkdir()
+    (theirs / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="is left alone"):
+        stack.clear(theirs)
+    assert (theirs / "thesis.tex").exists()
