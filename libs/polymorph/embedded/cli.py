@@ -28,7 +28,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--data", type=Path, default=Path(".polymorph"), help="where everything is kept (%(default)s)"
     )
-    up.add_argument("--mode", default="observe", help="observe, recommend, canary or pinned (%(default)s)")
+    up.add_argument(
+        "--mode", help="observe, recommend, canary or pinned (default: as set before; observe at first)"
+    )
     up.add_argument("--kv-gib", type=int, default=1, help="KV cache of each worker in GiB (%(default)s)")
     up.add_argument("--max-model-len", type=int, help="context in tokens (default: the worker's)")
     up.add_argument("--no-tune", action="store_true", help="leave compiler and evaluator out: plain serving")

@@ -26,13 +26,16 @@ DEFAULT_MODEL = Path("models/smollm2-135m-instruct")
 
 @dataclass(frozen=True)
 class UpOptions:
-    """One start of embedded mode. `tune` leaves compiler and evaluator out when False."""
+    """One start of embedded mode. `tune` leaves compiler and evaluator out when False.
+
+    Without a `mode` the pool keeps the one it has, and a new pool starts in observe.
+    """
 
     model: Path
     workers: int = 1
     port: int = 8000
     data: Path = Path(".polymorph")
-    mode: str = "observe"
+    mode: str | None = None
     served_model_name: str | None = None
     kv_gib: int = 1
     max_model_len: int | None = None
@@ -42,11 +45,15 @@ class UpOptions:
     def served_name(self) -> str:
         return self.served_model_name or self.model.resolve().name
 
+    @property
+    def told_mode(self) -> str:
+        return self.mode or "observe, or as set before"
+
     def check(self) -> None:
         """Raises `StartRefused` with one clear line for the first thing that would not work."""
         if self.workers < 1:
             raise StartRefused(f"--workers {self.workers}: at least 1 is needed")
-        if self.mode not in {"observe", "recommend", "canary", "pinned"}:
+        if self.mode not in {None, "observe", "recommend", "canary", "pinned"}:
             raise StartRefused(f"--mode {self.mode}: choose observe, recommend, canary or pinned")
         if sys.platform != "linux":
             raise StartRefused("embedded mode runs on Linux; elsewhere use deploy/compose")

@@ -59,7 +59,7 @@ class Services:
             "nats": self.nats_url,
             "model": self._options.served_name,
             "pool": self.pool,
-            "mode": self._options.mode,
+            "mode": self._options.told_mode,
             "ports": self.ports,
         }
 
@@ -147,12 +147,13 @@ class Services:
 
     def _compiler(self) -> ChildSpec:
         port = self.ports["compiler"]
-        settings = {
+        settings: dict[str, Any] = {
             "health_port": port,
             "database_url": self._folder.database_url,
             "signing_key": str((self._folder.keys / secrets.PROMOTER_KEY).absolute()),
-            "default_mode": self._options.mode,
         }
+        if self._options.mode is not None:
+            settings["mode"] = self._options.mode
         return self._spec(
             "compiler", settings, ready=partial(_ready, port, "/readyz"), where=f"health port {port}"
         )

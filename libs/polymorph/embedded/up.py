@@ -37,7 +37,7 @@ async def _provision(credentials: Credentials, url: str, monitor_url: str) -> No
 
 def _greet(options: UpOptions, folder: DataFolder) -> None:
     print(
-        f"Polymorph serves {options.served_name} on http://127.0.0.1:{options.port}/v1 (mode: {options.mode})"
+        f"Polymorph serves {options.served_name} on http://127.0.0.1:{options.port}/v1 (mode: {options.told_mode})"
     )
     print(
         f"logs in {_shown(folder.logs)}; Ctrl-C drains and stops; a first start compiles the model for some minutes"

@@ -4,6 +4,7 @@ import pytest
 
 from polymorph.bus.errors import Conflict
 from polymorph.compiler.adapters.promotion_change import UnknownPool
+from polymorph.compiler.adapters.reconciler import Reconciler
 from polymorph.compiler.domain.promotion.guards import Hindrance
 from polymorph.compiler.domain.promotion.judgement import Reading
 from polymorph.compiler.domain.promotion.phases import Phase
@@ -62,6 +63,28 @@ def test_a_new_pool_starts_in_its_mode_at_generation_0(simulated):
         assert desired.signature.key_id == "test"
 
     simulated(story, mode=Mode.RECOMMEND)
+
+
+def test_a_later_start_with_a_mode_puts_the_pool_in_it_once_and_one_without_keeps_it(simulated, promote):
+    async def story(world):
+        def started(mode):
+            world.start()
+            return Reconciler(world.change, world.promoter, world.controls, world.clock, mode=mode)
+
+        await started(None).reconcile()
+        assert (await world.desired(POOL)).mode is Mode.OBSERVE
+        with_mode = started(Mode.CANARY)
+        await with_mode.reconcile()
+        desired = await world.desired(POOL)
+        assert (desired.generation, desired.mode) == (1, Mode.CANARY)
+        assert desired.signature.key_id == "test"
+        assert (await promote(world, "a")).promoted
+        # An operator's later word holds: the start's mode is not put over it with every pass.
+        await world.controls.set_mode(POOL, Mode.PINNED)
+        await with_mode.reconcile()
+        assert (await world.desired(POOL)).mode is Mode.PINNED
+
+    simulated(story, mode=Mode.OBSERVE)
 
 
 def test_a_direct_promotion_is_shown_recorded_and_told(simulated, promote):

@@ -73,11 +73,11 @@ class Compiler:
         change = Change(PromotionKeys(bus, signer, clock), ledger)
         promoter = Promoter(change, lambda: uuid.uuid4().hex, policy=POLICIES[settings.policy])
         self._relay = OutboxRelay(bus, database, clock)
-        self._reconciler = Reconciler(change, promoter, Controls(change, clock), clock)
+        self._reconciler = Reconciler(change, promoter, Controls(change, clock), clock, mode=settings.mode)
         self._tuning = Tuning(
             PoolLoop(_rules(settings, hardware), SearchMachine(_budget(settings), proposers, _fresh_seed)),
             LoopRecord(database, clock, source=source, hardware=hardware),
-            BusFloor(bus, promoter, default_mode=settings.default_mode),
+            BusFloor(bus, promoter, default_mode=settings.mode or settings.default_mode),
             clock,
             detector=lambda: DriftDetector(_drift(settings)),
             window_age_s=settings.window_age_s,

@@ -24,6 +24,9 @@ class CompilerSettings(ServiceSettings):
     )
     signing_key: Path = Field(default=Path("promoter.key"), description="the promoter's private key")
     default_mode: Mode = Field(default=Mode.OBSERVE, description="the mode that a new pool starts in")
+    mode: Mode | None = Field(
+        default=None, description="the mode that a start puts every pool in; without it they keep theirs"
+    )
     policy: Literal["direct", "staged"] = Field(
         default="direct", description="direct: all requests at once; staged: shadow, then growing shares"
     )

@@ -13,7 +13,7 @@ from polymorph.compiler.domain.promotion.phases import Phase
 from polymorph.compiler.domain.promotion.retreat import restore
 from polymorph.compiler.domain.promotion.revisions import artifacts
 from polymorph.config.clock import Clock
-from polymorph.events.state import DesiredState
+from polymorph.events.state import DesiredState, Mode
 from polymorph.ledger.promotions import GivenUp
 from polymorph.ledger.tables import StepRow, StepStatus
 
@@ -32,6 +32,7 @@ class Reconciler:
         controls: Controls,
         clock: Clock,
         *,
+        mode: Mode | None = None,
         every_s: float = 5.0,
         evidence_lasts_s: float = 3600.0,
     ) -> None:
@@ -41,6 +42,8 @@ class Reconciler:
         self._promoter = promoter
         self._controls = controls
         self._clock = clock
+        self._mode = mode
+        self._in_mode: set[str] = set()
         self._every_s = every_s
         self._evidence_lasts = dt.timedelta(seconds=evidence_lasts_s)
 
@@ -69,10 +72,20 @@ class Reconciler:
             await self._finish(step)
         if await self._keys.shown(pool) is None:
             return
+        if self._mode is not None and pool not in self._in_mode:
+            await self._start_in(pool, self._mode)
         await self._controls.purge(pool)
         for row in reversed(await self._ledger.promotions(pool, _HELD)):
             if self._clock.now() - row.created_at < self._evidence_lasts:
                 await self._promoter.finish(row)
+
+    async def _start_in(self, pool: str, mode: Mode) -> None:
+        """The mode that this start was given, once: an operator may change it while we run."""
+        result = await self._controls.set_mode(pool, mode)
+        if result.desired.mode is mode:
+            self._in_mode.add(pool)
+        if result.outcome == "changed":
+            _log.info("pool %s: %s", pool, result.reason)
 
     async def _finish(self, step: StepRow) -> None:
         """Goes on with an intent, unless something that came since forbids it."""
