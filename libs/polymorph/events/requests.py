@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, TypeAdapter
 
 from polymorph.events.base import Message
-from polymorph.events.values import Value
+from polymorph.events.values import PLACEMENT_ID, Value
 
 
 class Request(Message):
@@ -28,6 +28,7 @@ class PlaceRequest(Request):
     max_tokens: int | None = None
     stream: bool = False
     exclude: Annotated[tuple[str, ...], Field(description="workers that just failed this request")] = ()
+    placement_id: str = PLACEMENT_ID
 
     def subject_id(self) -> str:
         return self.pool

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polymorph.events.base import Telemetry
-from polymorph.events.values import Bucket, Operation, Seconds
+from polymorph.events.values import PLACEMENT_ID, Bucket, Operation, Seconds
 
 
 class RequestStarted(Telemetry):
@@ -21,6 +21,7 @@ class RequestStarted(Telemetry):
     program_id: str | None
     placed_by: Literal["router", "gateway"]
     at: dt.datetime
+    placement_id: str = PLACEMENT_ID
 
     def subject_id(self) -> str:
         return self.pool
@@ -40,6 +41,7 @@ class RequestFinished(Telemetry):
     first_byte_s: float | None
     total_s: float
     at: dt.datetime
+    placement_id: str = PLACEMENT_ID
 
     def subject_id(self) -> str:
         return self.pool

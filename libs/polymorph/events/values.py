@@ -17,6 +17,11 @@ Bucket = Annotated[
 ]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# A client may give requests that run at the same time one id; a sender that knows no better counts by it.
+PLACEMENT_ID: str = Field(
+    default_factory=lambda known: str(known["request_id"]),
+    description="the gateway's own id of the request, which placement counts by; the request id where there is none",
+)
 
 
 class Numerics(StrEnum):

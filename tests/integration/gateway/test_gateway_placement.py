@@ -203,6 +203,38 @@ async def test_a_full_fleet_holds_then_places(services, upstream, nats_server, b
             assert await metric(client, 'polymorph_gateway_placements_total{by="router"}') == 2
 
 
+async def test_held_requests_that_share_a_request_id_are_each_served_and_the_router_stays(
+    services, upstream, nats_server, bus_factory, chat
+):
+    bus = await bus_factory("worker")
+    async with beating(bus) as beats:
+        await beats.put(record("w1", upstream.url, max_num_seqs=1))
+        router = services.router(nats_server, capacity_seqs_factor=1.0, hold_heartbeat_s=0.2)
+        await router.start()
+        url = await services.ready_gateway(nats_server)
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=20) as client,
+            httpx.AsyncClient(base_url=router.probe.removesuffix("/readyz")) as desk,
+        ):
+            first = asyncio.create_task(post(client, chat, **{"x-double": "gated", "x-request-id": "trace"}))
+            await asyncio.wait_for(upstream.arrived.wait(), 5)
+            twins = [asyncio.create_task(post(client, chat, **{"x-request-id": "trace"})) for _ in range(2)]
+
+            async def both_held() -> bool:
+                return await metric(desk, "polymorph_router_held_requests") == 2
+
+            await until(both_held)
+            await asyncio.sleep(1.0)  # longer than a held request waits for a heartbeat
+            assert await metric(client, "polymorph_gateway_router_away") == 0
+            assert len(upstream.requests) == 1
+            for _ in EVENTS:
+                upstream.release.release()
+            for answer in await asyncio.gather(first, *twins):
+                assert answer.content == b"".join(EVENTS)
+            assert {seen.headers["x-request-id"] for seen in upstream.requests} == {"trace"}
+            assert await metric(client, 'polymorph_gateway_placements_total{by="router"}') == 3
+
+
 async def test_a_held_request_is_turned_away_at_its_deadline(
     services, upstream, nats_server, bus_factory, chat
 ):

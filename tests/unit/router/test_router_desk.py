@@ -200,3 +200,24 @@ def test_ties_are_shared_by_request():
     chosen = {pick(equal, 1, f"r{number}").worker_id for number in range(64)}
     assert chosen == set("abcd")
     assert pick([], 1, "r") is None
+
+
+def test_requests_that_share_a_request_id_are_counted_and_held_each_by_itself():
+    """An agent gives its parallel calls one trace id; what the router keys by is the placement id."""
+
+    def twin(placement_id: str) -> PlaceRequest:
+        return request("trace").model_copy(update={"placement_id": placement_id})
+
+    made = desk(worker("a", seqs=2))
+    for number in range(2):
+        assert isinstance(made.arrive(twin(f"placed-{number}"), 0.0), Placed)
+    for number in range(2):
+        assert isinstance(made.arrive(twin(f"held-{number}"), 0.0), Held)
+    assert [key for key, _ in made.beats(1.0)] == ["held-0", "held-1"]
+    assert made.finished("placed-0")
+    assert [(key, answer.status) for key, answer in made.settle(1.0)] == [("held-0", "placed")]
+
+
+def test_a_sender_without_placement_ids_is_counted_by_its_request_id():
+    assert request("r").placement_id == "r"
+    assert PlaceRequest.model_validate_json('{"pool": "p", "request_id": "r"}').placement_id == "r"

@@ -45,6 +45,7 @@ class Journey:
     scope: Scope
     send: Send
     request_id: str
+    placement_id: str
     began: float
     pool: str = _NO_POOL
     worker_id: str | None = None
@@ -80,7 +81,9 @@ class Forward:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         offered = header(scope["headers"], b"x-request-id")
-        journey = Journey(scope, send, valid_id(offered, uuid.uuid4().hex), self._clock.monotonic())
+        # The client may give many requests one id, say of its trace; what counts them has an id of its own.
+        made = uuid.uuid4().hex
+        journey = Journey(scope, send, valid_id(offered, made), made, self._clock.monotonic())
         metrics.IN_FLIGHT.inc()
         try:
             await self._travel(journey, receive)
@@ -142,6 +145,7 @@ class Forward:
                 program_id=scanned.program_id,
                 placed_by=choice.by,
                 at=self._clock.now(),
+                placement_id=journey.placement_id,
             )
         )
         return choice
@@ -225,6 +229,7 @@ class Forward:
                 first_byte_s=journey.first_byte_s,
                 total_s=total_s,
                 at=self._clock.now(),
+                placement_id=journey.placement_id,
             )
         )
 
@@ -239,4 +244,5 @@ def _place_request(journey: Journey, scanned: Scan) -> PlaceRequest:
         max_tokens=scanned.max_tokens,
         stream=scanned.stream,
         exclude=tuple(journey.tried),
+        placement_id=journey.placement_id,
     )

@@ -38,36 +38,36 @@ class Placing:
         answer = self._desk.arrive(request, self._clock.monotonic())
         metrics.PLACEMENTS.labels(answer.status).inc()
         if isinstance(answer, Held):
-            self._replies[request.request_id] = reply
+            self._replies[request.placement_id] = reply
             metrics.HELD.set(len(self._replies))
         await reply(_encode(answer))
 
     async def settle(self) -> None:
         """Tells whoever got room, or waited too long."""
-        for request_id, answer in self._desk.settle(self._clock.monotonic()):
+        for placement_id, answer in self._desk.settle(self._clock.monotonic()):
             metrics.PLACEMENTS.labels(f"held-then-{answer.status}").inc()
-            await self._tell(request_id, answer)
-            self.forget(request_id)
+            await self._tell(placement_id, answer)
+            self.forget(placement_id)
 
     async def beat(self) -> None:
         """Tells everyone in line that they are not forgotten."""
         self._desk.tick(self._clock.monotonic())
         await self.settle()
-        for request_id, held in self._desk.beats(self._clock.monotonic()):
-            await self._tell(request_id, held)
+        for placement_id, held in self._desk.beats(self._clock.monotonic()):
+            await self._tell(placement_id, held)
 
-    def forget(self, request_id: str) -> None:
-        self._replies.pop(request_id, None)
+    def forget(self, placement_id: str) -> None:
+        self._replies.pop(placement_id, None)
         metrics.HELD.set(len(self._replies))
 
-    async def _tell(self, request_id: str, answer: Placed | Held | Unplaceable) -> None:
-        reply = self._replies.get(request_id)
+    async def _tell(self, placement_id: str, answer: Placed | Held | Unplaceable) -> None:
+        reply = self._replies.get(placement_id)
         if reply is None:
             return
         try:
             await reply(_encode(answer))
         except BusError as error:
-            _log.info("request %s did not hear its answer: %s", request_id, error)
+            _log.info("placement %s did not hear its answer: %s", placement_id, error)
 
 
 class Hearing:
@@ -83,9 +83,9 @@ class Hearing:
         del subject
         self._windows.take(message)
         if isinstance(message, RequestStarted):
-            self._desk.started(message.request_id, message.worker_id, self._clock.monotonic())
-        elif isinstance(message, RequestFinished) and self._desk.finished(message.request_id):
-            self._placing.forget(message.request_id)
+            self._desk.started(message.placement_id, message.worker_id, self._clock.monotonic())
+        elif isinstance(message, RequestFinished) and self._desk.finished(message.placement_id):
+            self._placing.forget(message.placement_id)
             await self._placing.settle()
 
     async def worker(self, entry: KeyValue) -> None:

@@ -38,7 +38,7 @@ class Desk:
 
     def arrive(self, request: PlaceRequest, now: float) -> Final | Held:
         """The first answer. Who waits already goes first."""
-        self._line.leave(request.request_id)
+        self._line.leave(request.placement_id)
         if not self._line.length(request.pool):
             answer = self._place(request, now)
             if answer is not None:
@@ -58,18 +58,18 @@ class Desk:
                 answer = self._place(waiting.request, now)
                 if answer is None:
                     break
-                self._line.leave(waiting.request.request_id)
-                answers.append((waiting.request.request_id, answer))
+                self._line.leave(waiting.request.placement_id)
+                answers.append((waiting.request.placement_id, answer))
         for late in self._line.overdue(now):
             reason = f"all workers stayed full for {self._rules.hold_deadline_s:g} s"
             turned_away = Unplaceable(reason=reason, retry_after_s=self._retry_after_s)
-            answers.append((late.request.request_id, turned_away))
+            answers.append((late.request.placement_id, turned_away))
         return answers
 
     def beats(self, now: float) -> list[tuple[str, Held]]:
         """A sign of life for everyone in line."""
         return [
-            (waiting.request.request_id, self._held(waiting.deadline, now))
+            (waiting.request.placement_id, self._held(waiting.deadline, now))
             for pool in self._line.pools()
             for waiting in self._line.waiting(pool)
         ]
@@ -81,14 +81,14 @@ class Desk:
             heartbeat_s=self._rules.hold_heartbeat_s,
         )
 
-    def started(self, request_id: str, worker_id: str, now: float) -> None:
+    def started(self, placement_id: str, worker_id: str, now: float) -> None:
         """Somebody sent a request to a worker, perhaps without us."""
-        self._accounts.seen(request_id, worker_id, now)
+        self._accounts.seen(placement_id, worker_id, now)
 
-    def finished(self, request_id: str) -> bool:
+    def finished(self, placement_id: str) -> bool:
         """A request ended, or its client left; whether that may have made room."""
-        waited = self._line.leave(request_id)
-        return self._accounts.release(request_id) or waited
+        waited = self._line.leave(placement_id)
+        return self._accounts.release(placement_id) or waited
 
     def worker_seen(self, record: WorkerRecord, now: float) -> None:
         """A heartbeat. A worker that reports itself idle clears what we still count for it from long ago."""
@@ -119,10 +119,10 @@ class Desk:
                 reason += f" but {', '.join(request.exclude)}, which just failed"
             return Unplaceable(reason=reason, retry_after_s=self._retry_after_s, cause="no-worker")
         demand = self._demand(request)
-        chosen = pick(candidates, demand, request.request_id)
+        chosen = pick(candidates, demand, request.placement_id)
         if chosen is None:
             return None
-        self._accounts.reserve(request.request_id, chosen.worker_id, demand, now)
+        self._accounts.reserve(request.placement_id, chosen.worker_id, demand, now)
         return Placed(worker_id=chosen.worker_id, url=chosen.url)
 
     def _demand(self, request: PlaceRequest) -> int:

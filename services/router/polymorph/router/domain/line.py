@@ -20,11 +20,11 @@ class Line:
         self._by_pool: dict[str, dict[str, Waiting]] = {}
 
     def join(self, request: PlaceRequest, deadline: float) -> None:
-        self._by_pool.setdefault(request.pool, {})[request.request_id] = Waiting(request, deadline)
+        self._by_pool.setdefault(request.pool, {})[request.placement_id] = Waiting(request, deadline)
 
-    def leave(self, request_id: str) -> bool:
+    def leave(self, placement_id: str) -> bool:
         """Whether the request stood in a line."""
-        return any(pool.pop(request_id, None) is not None for pool in self._by_pool.values())
+        return any(pool.pop(placement_id, None) is not None for pool in self._by_pool.values())
 
     def length(self, pool: str) -> int:
         return len(self._by_pool.get(pool, {}))
@@ -39,5 +39,5 @@ class Line:
         """Takes out those whose deadline has come."""
         late = [w for pool in self._by_pool.values() for w in pool.values() if w.deadline <= now]
         for waiting in late:
-            self.leave(waiting.request.request_id)
+            self.leave(waiting.request.placement_id)
         return late

@@ -30,15 +30,15 @@ def eligible(candidates: Iterable[Candidate], exclude: Collection[str]) -> list[
     return [candidate for candidate in candidates if candidate.worker_id not in exclude]
 
 
-def pick(candidates: Iterable[Candidate], demand: int, request_id: str) -> Candidate | None:
+def pick(candidates: Iterable[Candidate], demand: int, placement_id: str) -> Candidate | None:
     """The worker with room and the fewest tokens in flight; None where all are full.
 
-    Ties go to the fewest requests, then to a hash of request and worker, so that equal workers share.
+    Ties go to the fewest requests, then to a hash of placement and worker, so that equal workers share.
     """
     roomy = [candidate for candidate in candidates if candidate.has_room(demand)]
-    return min(roomy, key=lambda candidate: _score(candidate, request_id), default=None)
+    return min(roomy, key=lambda candidate: _score(candidate, placement_id), default=None)
 
 
-def _score(candidate: Candidate, request_id: str) -> tuple[int, int, bytes]:
-    spread = hashlib.blake2b(f"{request_id}\n{candidate.worker_id}".encode(), digest_size=8).digest()
+def _score(candidate: Candidate, placement_id: str) -> tuple[int, int, bytes]:
+    spread = hashlib.blake2b(f"{placement_id}\n{candidate.worker_id}".encode(), digest_size=8).digest()
     return candidate.tokens, candidate.requests, spread
