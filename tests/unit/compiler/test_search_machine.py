@@ -197,6 +197,51 @@ def test_overdue_orders_are_sent_again_with_growing_patience(lab):
     assert machine.tick(search, at(300))[1] == [Order(sent, again=True)]
 
 
+def unanswered_for(machine, search, hours, *, every=60):
+    """Time goes on and nobody answers; with it, the effects of every tick."""
+    now, log = search.opened_at, []
+    while search.phase is not Phase.CLOSED and now < search.opened_at + dt.timedelta(hours=hours):
+        now += dt.timedelta(seconds=every)
+        search, effects = machine.tick(search, now)
+        log += effects
+    return search, log, (now - search.opened_at).total_seconds()
+
+
+def test_a_search_that_nobody_answers_ends_by_its_time(lab):
+    machine = lab.machine([["a", "b", "c"]], seconds=600, answer_s=300)
+    search, _ = machine.begin(lab.search(), lab.START)
+    search, log, took = unanswered_for(machine, search, hours=24)
+    assert search.phase is Phase.CLOSED
+    assert took <= 600 + 300 + 60
+    assert "no evaluator answered" in closing(log)[0].reason
+    assert "600 s were spent" in closing(log)[0].reason
+
+
+def test_one_unanswered_evaluation_is_given_up_and_the_others_go_on(lab):
+    machine = lab.machine([["a", "b"]], seconds=1e6, answer_s=100, sends=2, in_flight=2)
+    search, effects = machine.begin(lab.search(), lab.START)
+    lost, answered = [e.command for e in effects if isinstance(e, Order)]
+    search, _ = machine.evaluated(search, lab.answer(answered, 1.2), lab.START)
+    search, again = machine.tick(search, lab.START + dt.timedelta(seconds=100))
+    assert again == [Order(lost, again=True)]
+    search, effects = machine.tick(search, lab.START + dt.timedelta(seconds=300))
+    assert search.candidate(lost.candidate_id).look.verdict is Verdict.INCONCLUSIVE
+    assert [e.command.candidate_id for e in effects if isinstance(e, Order)] == [answered.candidate_id]
+    assert search.phase is Phase.CONFIRMING
+
+
+def test_a_confirmation_that_nobody_answers_ends_too(lab):
+    machine = lab.machine([["a"]], seconds=60, answer_s=100)
+    search, effects = machine.begin(lab.search(), lab.START)
+    order = next(e.command for e in effects if isinstance(e, Order))
+    search, _ = machine.evaluated(search, lab.answer(order, 1.2), lab.START)
+    assert search.phase is Phase.CONFIRMING
+    search, log, _ = unanswered_for(machine, search, hours=24)
+    assert [e.outcome for e in closing(log)] == ["nothing-better"]
+    sends = [e.command.evaluation_id for e in log if isinstance(e, Order)]
+    assert max(sends.count(name) for name in sends) <= 3
+
+
 def test_a_search_that_resumes_asks_again_for_what_is_pending(lab):
     machine = lab.machine([["a", "b", "c"]])
     search, effects = machine.begin(lab.search(), lab.START)

@@ -1,5 +1,7 @@
 """The loop of a pool: drift becomes a plan, the plan searches, the searches promotions."""
 
+import datetime as dt
+
 import pytest
 
 from polymorph.compiler.domain.search_pool import LoopRules
@@ -61,6 +63,19 @@ def test_larger_batches_search_other_m(lab):
     batch = lab.window({"32": 1.0}, {lab.GATE_UP: 0.6})
     w.window(batch, lab.drift_of(batch))
     assert [(e.min_m, e.max_m) for e in w.told(SearchOpened)] == [(17, 32)]
+
+
+def test_a_search_that_nobody_answers_makes_room_and_teaches_nothing(lab, seen):
+    w = world(lab)
+    silent = w.loop.window(w.state, seen, lab.drift_of(seen), w.known, w.now)
+    w.state = silent[0]
+    for _ in range(200):
+        w.now += dt.timedelta(seconds=60)
+        w.state, effects = w.loop.tick(w.state, w.known, w.now)
+        w.events += [e.event for e in effects if hasattr(e, "event")]
+        w.known = w.known.learn(lesson for e in effects if hasattr(e, "lessons") for lesson in e.lessons)
+    assert [e.outcome for e in w.told(SearchClosed)] == ["budget-spent", "budget-spent"]
+    assert (w.state.search, w.state.plan, w.known.lessons) == (None, None, ())
 
 
 def test_windows_without_drift_open_nothing(lab, seen):

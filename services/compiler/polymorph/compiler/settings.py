@@ -56,6 +56,8 @@ class CompilerSettings(ServiceSettings):
         description="no search beyond so many tokens in a step: what the evaluator's engine decodes together",
     )
     evaluation_timeout_s: float = Field(
-        default=300.0, gt=0, description="first wait for an answer; then twice that, and so on, up to an hour"
+        default=300.0,
+        gt=0,
+        description="first wait for an answer; then twice that, and twice again; then none is expected",
     )
     tick_s: float = Field(default=1.0, gt=0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from polymorph.compiler.domain.search_state import Candidate, Search
+from polymorph.events.types import CandidateEvaluated
 from polymorph.events.values import Gate, Value, Verdict
 
 WINS_KEPT = 64
@@ -147,8 +148,14 @@ class Knowledge(Value):
 
 
 def lessons(search: Search) -> tuple[Lesson, ...]:
-    """What a search taught."""
-    return tuple(_lesson(search, c) for c in search.candidates if c.look is not None)
+    """What a search taught. A candidate that nobody came to measure is not known to be bad."""
+    return tuple(
+        _lesson(search, c) for c in search.candidates if c.look is not None and not _unmeasured(c.look)
+    )
+
+
+def _unmeasured(look: CandidateEvaluated) -> bool:
+    return look.verdict is Verdict.INCONCLUSIVE and look.speedup is None
 
 
 def _lesson(search: Search, candidate: Candidate) -> Lesson:

@@ -17,6 +17,7 @@ from polymorph.compiler.domain.search_message import (
     proposal_of,
     proposed,
     result_of,
+    unanswered,
     with_answer,
 )
 from polymorph.compiler.domain.search_state import (
@@ -53,6 +54,7 @@ class Budget:
     confirmations: int = 3
     answer_s: float = 300.0
     longest_answer_s: float = 3600.0
+    sends: int = 3
 
 
 class SearchMachine:
@@ -81,7 +83,20 @@ class SearchMachine:
         return self._go_on(search.model_copy(update={"candidates": told, "pending": waiting}), now)
 
     def tick(self, search: Search, now: dt.datetime) -> Step:
-        """Sends orders again whose answer is overdue, each time with twice the patience."""
+        """Sends orders again whose answer is overdue, each time with twice the patience.
+
+        What stays unanswered after the last sending, or once the time to look is spent, counts as inconclusive: no
+        search waits for ever.
+        """
+        effects: list[Effect] = []
+        for pending in search.pending:
+            if self._given_up(search, pending, now):
+                search, more = self.evaluated(search, unanswered(pending), now)
+                effects += more
+        search, again = self._send_again(search, now)
+        return search, [*effects, *again]
+
+    def _send_again(self, search: Search, now: dt.datetime) -> Step:
         late = {p.order.evaluation_id for p in search.pending if now >= self._overdue_at(p)}
         if not late:
             return search, []
@@ -121,6 +136,14 @@ class SearchMachine:
             return search, []
         return _close(search, "cancelled", reason)
 
+    def _spent(self, search: Search, now: dt.datetime) -> bool:
+        return (now - search.opened_at).total_seconds() >= self._budget.seconds
+
+    def _given_up(self, search: Search, pending: Pending, now: dt.datetime) -> bool:
+        if search.phase is Phase.SEARCHING and self._spent(search, now):
+            return now >= pending.sent_at + dt.timedelta(seconds=self._budget.answer_s)
+        return pending.sends >= self._budget.sends and now >= self._overdue_at(pending)
+
     def _overdue_at(self, pending: Pending) -> dt.datetime:
         patience = self._budget.answer_s * 2 ** (pending.sends - 1)
         return pending.sent_at + dt.timedelta(seconds=min(patience, self._budget.longest_answer_s))
@@ -138,7 +161,7 @@ class SearchMachine:
     def _look(self, search: Search, now: dt.datetime) -> Step:
         """Keeps the evaluator busy until the budget is spent or a round brings nothing."""
         effects: list[Effect] = []
-        if (now - search.opened_at).total_seconds() >= self._budget.seconds:
+        if self._spent(search, now):
             search = search.model_copy(update={"stopped": f"{self._budget.seconds:g} s were spent"})
         elif not search.queued() and not search.pending:
             search, effects = self._propose(search)

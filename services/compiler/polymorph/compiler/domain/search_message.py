@@ -2,7 +2,7 @@
 
 from polymorph.compiler.domain import search_report
 from polymorph.compiler.domain.promotion.moves import Proposal
-from polymorph.compiler.domain.search_state import Candidate, Result, Search, identifier
+from polymorph.compiler.domain.search_state import Candidate, Pending, Result, Search, identifier
 from polymorph.events.types import CandidateEvaluated, CandidateProposed, EvaluateCandidate, SearchClosed
 from polymorph.events.values import Gate, KernelBinding, Numerics, Verdict
 from polymorph.kernels.schema import Solution
@@ -53,6 +53,20 @@ def promotable(event: CandidateEvaluated) -> bool:
     """Passed, measured as no loss, and signed: without manifest and artifact there is nothing that a worker may load."""
     signed = bool(event.manifest) and bool(event.artifact)
     return event.verdict is Verdict.PASSED and signed and event.speedup is not None and event.speedup.low >= 1
+
+
+def unanswered(pending: Pending) -> CandidateEvaluated:
+    """What stands for an answer that never came."""
+    order = pending.order
+    return CandidateEvaluated(
+        pool=order.pool,
+        search_id=order.search_id,
+        candidate_id=order.candidate_id,
+        evaluation_id=order.evaluation_id,
+        gate=order.until,
+        verdict=Verdict.INCONCLUSIVE,
+        reason=f"no evaluator answered (orders sent: {pending.sends})",
+    )
 
 
 def with_answer(candidate: Candidate, event: CandidateEvaluated, *, confirmation: bool) -> Candidate:

@@ -184,7 +184,7 @@ class PoolLoop:
         if state.search is None:
             return self._next(state, [], known, now)
         search, effects = self._machine.tick(state.search, now)
-        return _with(state, search=search), list(effects)
+        return self._settle(_with(state, search=search), list(effects), known, now)
 
     def resume(self, state: PoolState) -> list[PoolEffect]:
         """What a process that starts again owes the world."""
