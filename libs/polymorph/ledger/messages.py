@@ -1,8 +1,10 @@
 """Outbox and inbox: what is said and heard in the same transaction as what is done."""
 
 import datetime as dt
+from collections.abc import Collection
 from typing import Any
 
+from pydantic import ValidationError
 from sqlmodel import Session, col, select
 
 from polymorph.events.base import Command, Event
@@ -18,7 +20,7 @@ _TYPES: dict[str, Kept] = {kind.type_name(): kind for kind in _KEPT}
 
 
 class UnknownMessage(ValueError):
-    """A row names a message type that this release does not have."""
+    """A row holds no message that this release has."""
 
 
 def encode(message: Event | Command) -> dict[str, Any]:
@@ -31,7 +33,10 @@ def decode(type_name: str, data: dict[str, Any]) -> Event | Command:
     kind = _TYPES.get(type_name)
     if kind is None:
         raise UnknownMessage(f"{type_name!r} is no kept message of this release; known are {sorted(_TYPES)}")
-    return kind.model_validate(data)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise UnknownMessage(f"the data does not fit {type_name}: {error}") from error
 
 
 def enqueue(session: Session, message: Event | Command, *, source: str, now: dt.datetime) -> None:
@@ -39,9 +44,11 @@ def enqueue(session: Session, message: Event | Command, *, source: str, now: dt.
     insert_once(session, OutboxRow, message_id=message_id(message, source), created_at=now, **encode(message))
 
 
-def pending(session: Session, limit: int) -> list[OutboxRow]:
-    """What is still to be published, oldest first."""
+def pending(session: Session, limit: int, *, parked: Collection[int] = ()) -> list[OutboxRow]:
+    """What is still to be published, oldest first, without the sequences in `parked`."""
     statement = select(OutboxRow).where(col(OutboxRow.published_at).is_(None))
+    if parked:
+        statement = statement.where(col(OutboxRow.sequence).not_in(parked))
     return list(session.exec(statement.order_by(col(OutboxRow.sequence)).limit(limit)))
 
 

@@ -25,7 +25,7 @@ from polymorph.ledger import messages
 from polymorph.ledger.promotions import OUTRUN, Proposed, StepPlan
 from polymorph.ledger.relay import OutboxRelay
 from polymorph.ledger.searches import UnknownRecord
-from polymorph.ledger.tables import InboxRow, StepStatus, TenantRow
+from polymorph.ledger.tables import InboxRow, OutboxRow, StepStatus, TenantRow
 
 SOURCE = "/polymorph/compiler/test"
 POOL = "pool-1"
@@ -270,6 +270,25 @@ async def test_the_relay_waits_for_a_bus_that_is_away(ledger, database):
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("poison", ["a type of another release", "data that does not fit"])
+async def test_the_relay_leaves_out_what_it_cannot_publish_and_goes_on(ledger, database, caplog, poison):
+    foreign = poison.startswith("a type")
+    row = {
+        "message_id": "z",
+        "type": "polymorph.evt.future.thing.v2" if foreign else OPENED.type_name(),
+        "data": {},
+        "created_at": dt.datetime.now(dt.UTC),
+    }
+    await database.write(lambda session: session.add(OutboxRow(**row)))
+    await ledger.open_search(OPENED)
+    relay = OutboxRelay(InMemoryBus(SOURCE, SystemClock(), MemoryWorld()), database, SystemClock())
+    assert await relay.drain() == 1
+    assert await relay.drain() == 0
+    assert [record.getMessage().count("outbox row z is left out") for record in caplog.records] == [1]
+    rows = await database.read(lambda session: messages.pending(session, 100))
+    assert [row.message_id for row in rows] == ["z"]
 
 
 async def test_a_tenants_key_is_unique_and_a_naive_moment_is_refused(database):

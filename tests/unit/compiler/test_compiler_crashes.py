@@ -18,6 +18,8 @@ from polymorph.events.types import (
     SearchOpened,
 )
 from polymorph.kernels.signing import Signer
+from polymorph.ledger.memory import remember
+from polymorph.ledger.tables import OutboxRow
 from polymorph.simulator.bus import FaultyBus
 from polymorph.simulator.clock import SimulatedClock
 from polymorph.simulator.database import SimulatedDatabase
@@ -176,6 +178,29 @@ def test_it_promotes_once_where_nothing_goes_wrong(lab, signer):
     run, desired = simulate(lab, signer, None)
     checked(run, desired)
     assert (run.lives, desired.generation) == (1, 1)
+
+
+def test_what_cannot_be_read_keeps_no_other_pool_from_being_tuned(lab, signer):
+    """Poison in the outbox, in what is remembered, in desired states, a freeze and a quarantine of others."""
+
+    def poison(session):
+        now = lab.START
+        row = {"message_id": "z", "type": "polymorph.evt.future.thing.v2", "data": {}, "created_at": now}
+        session.add(OutboxRow(**row))
+        for key in ("pool/other", f"knowledge/{lab.HARDWARE}"):
+            remember(session, "compiler", key, {"of": "another release"}, now)
+
+    async def main():
+        run = Run(lab, signer, None)
+        await run.database.write(poison)
+        for bucket in ("desired", "freeze", "quarantine"):
+            await run.outside.kv_put(bucket, "another", b"until monday")
+        await run.go()
+        return run, await shown(run)
+
+    run, desired = run_simulated(main())
+    checked(run, desired)
+    assert run.lives == 1
 
 
 def test_it_promotes_once_wherever_it_dies(lab, signer):

@@ -157,6 +157,34 @@ async def test_a_promotion_is_owed_until_the_promoter_answers(setting):
     assert [m.outcome for m in setting.outbox() if type(m).__name__ == "SearchClosed"] == ["promoted"]
 
 
+async def test_a_pool_that_goes_wrong_is_told_once_and_the_others_go_on(lab, setting, caplog):
+    await setting.tuning.window(setting.seen().model_copy(update={"pool": "a"}))
+    await setting.tuning.window(setting.seen().model_copy(update={"pool": "b"}))
+    honest = setting.floor.order_again
+
+    async def broken(command):
+        if command.pool == "a":
+            raise ValueError("its state is from another release")
+        await honest(command)
+
+    setting.floor.order_again = broken
+    setting.clock.at += dt.timedelta(seconds=101)
+    await setting.tuning.tick()
+    await setting.tuning.tick()
+    assert {command.pool for command in setting.floor.again} == {"b"}
+    assert [r.getMessage() for r in caplog.records if "stands still" in r.getMessage()] == [
+        "pool a stands still until this is put right"
+    ]
+
+
+async def test_a_drift_that_nothing_can_be_searched_for_is_told(lab, setting, caplog):
+    strange = setting.seen()
+    shape = strange.shape.model_copy(update={"tokens_per_step": {"16384": 1.0}})
+    await setting.tuning.window(strange.model_copy(update={"shape": shape}))
+    assert "names M of ['16384']: buckets are (1, 2," in caplog.text
+    assert setting.orders() == []
+
+
 async def test_overdue_orders_go_straight_to_the_queue(setting):
     await setting.tuning.window(setting.seen())
     setting.clock.at += dt.timedelta(seconds=101)

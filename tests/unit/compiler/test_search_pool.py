@@ -78,6 +78,22 @@ def test_a_search_that_nobody_answers_makes_room_and_teaches_nothing(lab, seen):
     assert (w.state.search, w.state.plan, w.known.lessons) == (None, None, ())
 
 
+@pytest.mark.parametrize("where", ["steps", "operation"])
+def test_a_drift_with_a_bucket_that_is_none_opens_nothing_until_the_next_drift(lab, seen, where):
+    w = world(lab, mode=Mode.OBSERVE)
+    strange = lab.window({"16384": 1.0} if where == "steps" else DECODE, {lab.GATE_UP: 0.4})
+    if where == "operation":
+        told = tuple(o.model_copy(update={"by_m": {"16384": 0.5}}) for o in strange.operations)
+        strange = strange.model_copy(update={"operations": told})
+    w.window(strange, lab.drift_of(strange))
+    w.mode(Mode.CANARY)
+    w.tick(1)
+    w.window(strange)
+    assert opened(w) == []
+    w.window(seen, lab.drift_of(seen))
+    assert opened(w) == [lab.GATE_UP, lab.DOWN]
+
+
 def test_windows_without_drift_open_nothing(lab, seen):
     w = world(lab)
     w.window(seen)

@@ -87,6 +87,52 @@ def test_a_later_start_with_a_mode_puts_the_pool_in_it_once_and_one_without_keep
     simulated(story, mode=Mode.OBSERVE)
 
 
+@pytest.mark.parametrize("bucket", ["freeze", "pause"])
+def test_a_freeze_that_cannot_be_read_holds_and_ends_nothing(simulated, promote, caplog, bucket):
+    async def story(world):
+        await world.bus.kv_put(bucket, "all", b"until monday")
+        for _ in range(2):
+            await world.reconciler.reconcile()
+        assert [record.getMessage().count("until monday") for record in caplog.records] == [1]
+        assert "Freeze with reason, since would have been right" in caplog.text
+        result = await promote(world, "a")
+        assert (result.outcome, result.promoted) == ("held", False)
+        await world.bus.kv_delete(bucket, "all")
+        await world.reconciler.reconcile()
+        assert artifacts(await world.desired(POOL)) == ["a"]
+
+    simulated(story)
+
+
+def test_a_quarantine_that_cannot_be_read_bans_the_artifact_it_is_named_after(simulated, promote):
+    async def story(world):
+        await promote(world, "a")
+        await world.bus.kv_put("quarantine", "a", b"it crashed")
+        await world.reconciler.reconcile()
+        assert artifacts(await world.desired(POOL)) == []
+
+    simulated(story)
+
+
+def test_a_pool_that_cannot_be_read_is_told_and_left_out_of_a_pass(rig, binding, faster, caplog):
+    async def main():
+        async with rig() as world:
+            await world.promoter.ensure_pool("z", Mode.CANARY)
+            await world.memory.kv_put("desired", "a", b"{}")
+            await world.controls.freeze("release night")
+            await world.promoter.promote("z", bindings=(binding("a"),), reason="faster", speedup=faster)
+            await world.controls.thaw()
+            for _ in range(2):
+                await world.reconciler.reconcile()
+            assert artifacts(await world.desired("z")) == ["a"]
+            assert [r.getMessage() for r in caplog.records if "is not reconciled" in r.getMessage()] == [
+                "pool a is not reconciled until this is put right"
+            ]
+            assert "DesiredState with pool, generation would have been right" in caplog.text
+
+    run_simulated(main())
+
+
 def test_a_direct_promotion_is_shown_recorded_and_told(simulated, promote):
     async def story(world):
         result = await promote(world, "a", drift_id="d1")

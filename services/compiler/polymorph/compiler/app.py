@@ -18,7 +18,7 @@ from polymorph.compiler.adapters.floor import BusFloor
 from polymorph.compiler.adapters.promoter import Promoter
 from polymorph.compiler.adapters.promotion_change import Change
 from polymorph.compiler.adapters.promotion_controls import Controls
-from polymorph.compiler.adapters.promotion_keys import PromotionKeys, Signer
+from polymorph.compiler.adapters.promotion_keys import PromotionKeys, Signer, read
 from polymorph.compiler.adapters.reconciler import Reconciler
 from polymorph.compiler.adapters.record import LoopRecord
 from polymorph.compiler.domain.promotion.policy import POLICIES
@@ -141,10 +141,17 @@ class Compiler:
             try:
                 async for entry in self._bus.kv_watch(topology.DESIRED):
                     if entry.value is not None:
-                        await self._tuning.desired(DesiredState.model_validate_json(entry.value))
+                        await self._desired(entry.key, entry.value)
             except BusError as error:
                 _log.warning("the watch on desired states ended and starts again: %s", error)
             await self._clock.sleep(_RETRY_S)
+
+    async def _desired(self, pool: str, value: bytes) -> None:
+        """One bad entry must not keep the others from being read."""
+        try:
+            await self._tuning.desired(read(topology.DESIRED, pool, value, DesiredState))
+        except (ValueError, LookupError):
+            _log.exception("pool %s: its desired state is left out", pool)
 
     async def _tick(self) -> None:
         while True:

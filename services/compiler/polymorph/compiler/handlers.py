@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from polymorph.bus.errors import Retryable
+from polymorph.bus.errors import Poison, Retryable
 from polymorph.compiler.domain.knowledge import Knowledge
 from polymorph.compiler.domain.promotion.moves import Proposal
 from polymorph.compiler.domain.search_pool import Ended, Learn, PoolEffect, PoolLoop, PoolState
@@ -24,6 +24,7 @@ from polymorph.events.types import (
     WorkerRefused,
 )
 from polymorph.events.values import TrafficShape
+from polymorph.kernels.buckets import UPPER_BOUNDS
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Tuning:
         self._known = Knowledge(hardware=hardware)
         self._owed: dict[str, list[Order | Promote]] = {}
         self._turn = asyncio.Lock()
+        self._parked: dict[str, str] = {}
 
     async def start(self) -> None:
         """Goes on where the last process stopped."""
@@ -102,6 +104,7 @@ class Tuning:
         self._known = await self._record.knowledge()
         for pool, state in self._pools.items():
             self._owe(pool, self._loop.resume(state))
+            _tell_strange(state)
             if state.search:
                 _log.info("pool %s: search %s goes on", pool, state.search.search_id)
 
@@ -118,6 +121,8 @@ class Tuning:
                 _log.info("pool %s: %s", window.pool, drift.reason)
             step = self._loop.window(state, window, drift, self._known, now)
             await self._take(step)
+            if drift:
+                _tell_strange(step[0])
             if step[0].unmet is None and step[0].plan is None and (drift or state.unmet):
                 _log.info("pool %s: no search pays for this traffic", window.pool)
             await self._pay(window.pool)
@@ -177,13 +182,22 @@ class Tuning:
             await self._floor.take_back(event.pool, event.generation, reason)
 
     async def tick(self) -> None:
-        """Time passed."""
+        """Time passed. A pool that goes wrong is told and left out; the others go on."""
         async with self._turn:
             for pool, state in list(self._pools.items()):
-                step = self._loop.tick(state, self._known, self._clock.now())
-                if step != (state, []):
-                    await self._take(step)
-                await self._pay(pool)
+                try:
+                    await self._tick(pool, state)
+                    self._parked.pop(pool, None)
+                except (Poison, ValueError, LookupError) as error:
+                    if self._parked.get(pool) != str(error):
+                        _log.exception("pool %s stands still until this is put right", pool)
+                    self._parked[pool] = str(error)
+
+    async def _tick(self, pool: str, state: PoolState) -> None:
+        step = self._loop.tick(state, self._known, self._clock.now())
+        if step != (state, []):
+            await self._take(step)
+        await self._pay(pool)
 
     async def _ended(self, pool: str, ended: Ended) -> None:
         async with self._turn:
@@ -245,3 +259,14 @@ class Tuning:
         _log.info("promotion %s: %s, %s", ended.promotion_id, ended.answer, ended.reason)
         await self._take(self._loop.promoted(self._pools[pool], ended, self._known, self._clock.now()))
         return True
+
+
+def _tell_strange(state: PoolState) -> None:
+    if state.unmet and (names := state.unmet.strange()):
+        _log.error(
+            "pool %s: no search answers drift %s, for it names M of %s: buckets are %s",
+            state.pool,
+            state.unmet.drift.drift_id,
+            names,
+            UPPER_BOUNDS,
+        )

@@ -1,7 +1,11 @@
 """The keys of key-value that promotion reads and writes: desired states, quarantine, freezes, pauses."""
 
+import datetime as dt
+import logging
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from pydantic import ValidationError
 
 from polymorph.bus import topology
 from polymorph.bus.errors import Conflict, NotFound
@@ -12,6 +16,23 @@ from polymorph.events.state import DesiredState, Freeze, PromoterSignature, Quar
 from polymorph.events.values import Value
 
 V = TypeVar("V", bound=Value)
+_log = logging.getLogger(__name__)
+_ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
+
+
+class UnreadableKey(ValueError):
+    """A key holds what this release cannot read."""
+
+
+def read(bucket: str, key: str, value: bytes, kind: type[V]) -> V:
+    """The value of a key. Raises `UnreadableKey`."""
+    try:
+        return kind.model_validate_json(value)
+    except ValidationError as error:
+        wanted = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
+        raise UnreadableKey(
+            f"key {bucket}/{key} holds {value[:80]!r}: JSON of a {kind.__name__} with {wanted} would have been right"
+        ) from error
 
 
 class Signer(Protocol):
@@ -42,16 +63,17 @@ class PromotionKeys:
         self._bus = bus
         self._signer = signer
         self._clock = clock
+        self._complaints: set[str] = set()
 
     async def shown(self, pool: str) -> Shown | None:
-        """The desired state of `pool`; None where there is none."""
+        """The desired state of `pool`; None where there is none. Raises `UnreadableKey`."""
         try:
             entry = await self._bus.kv_get(topology.DESIRED, pool)
         except NotFound:
             return None
         if entry.value is None:
             return None
-        return Shown(DesiredState.model_validate_json(entry.value), entry.revision)
+        return Shown(read(topology.DESIRED, pool, entry.value, DesiredState), entry.revision)
 
     async def commit(self, desired: DesiredState, kv_revision: int | None) -> None:
         """The compare-and-set: signs `desired` and shows it. Raises `Conflict` where somebody was faster."""
@@ -73,12 +95,13 @@ class PromotionKeys:
         return True
 
     async def guards(self, pool: str) -> Guards:
+        """What holds for `pool`. A key that cannot be read counts as what its name says: somebody wanted to stop us."""
         keys = (pool, EVERY_POOL)
         return Guards.of(
             pool,
             self._clock.now(),
-            freezes={key: found for key in keys if (found := await self._get(topology.FREEZE, key, Freeze))},
-            pauses={key: found for key in keys if (found := await self._get(topology.PAUSE, key, Freeze))},
+            freezes={key: found for key in keys if (found := await self._window(topology.FREEZE, key))},
+            pauses={key: found for key in keys if (found := await self._window(topology.PAUSE, key))},
             quarantines=await self._quarantines(),
         )
 
@@ -92,18 +115,35 @@ class PromotionKeys:
         await self._bus.kv_delete(bucket, key)
 
     async def _quarantines(self) -> list[Quarantine]:
-        found = [
-            await self._get(topology.QUARANTINE, key, Quarantine)
-            for key in await self._bus.kv_keys(topology.QUARANTINE)
-        ]
+        found = [await self._quarantine(key) for key in await self._bus.kv_keys(topology.QUARANTINE)]
         return [entry for entry in found if entry is not None]
+
+    async def _quarantine(self, artifact: str) -> Quarantine | None:
+        try:
+            return await self._get(topology.QUARANTINE, artifact, Quarantine)
+        except UnreadableKey as error:
+            self._complain(error)
+            return Quarantine(artifact=artifact, reason=str(error), since=_ALWAYS)
+
+    async def _window(self, bucket: str, key: str) -> Freeze | None:
+        try:
+            return await self._get(bucket, key, Freeze)
+        except UnreadableKey as error:
+            self._complain(error)
+            return Freeze(reason=str(error), since=_ALWAYS)
+
+    def _complain(self, error: UnreadableKey) -> None:
+        """Once: guards are read with every pass."""
+        if str(error) not in self._complaints:
+            self._complaints.add(str(error))
+            _log.error("%s; until it is, it holds", error)
 
     async def _get(self, bucket: str, key: str, kind: type[V]) -> V | None:
         try:
             entry = await self._bus.kv_get(bucket, key)
         except NotFound:
             return None
-        return None if entry.value is None else kind.model_validate_json(entry.value)
+        return None if entry.value is None else read(bucket, key, entry.value, kind)
 
     def _signed(self, desired: DesiredState) -> DesiredState:
         signature = PromoterSignature(

@@ -44,6 +44,7 @@ class Reconciler:
         self._clock = clock
         self._mode = mode
         self._in_mode: set[str] = set()
+        self._parked: dict[str, str] = {}
         self._every_s = every_s
         self._evidence_lasts = dt.timedelta(seconds=evidence_lasts_s)
 
@@ -57,10 +58,16 @@ class Reconciler:
             await self._clock.sleep(self._every_s)
 
     async def reconcile(self) -> None:
-        """One pass over every pool of the record and of key-value."""
+        """One pass over every pool of the record and of key-value; one that cannot be read is left out of it."""
         pools = {*await self._ledger.pools(), *await self._keys.pools()}
         for pool in sorted(pools):
-            await self._pool(pool)
+            try:
+                await self._pool(pool)
+                self._parked.pop(pool, None)
+            except (ValueError, LookupError) as error:
+                if self._parked.get(pool) != str(error):
+                    _log.exception("pool %s is not reconciled until this is put right", pool)
+                self._parked[pool] = str(error)
 
     async def _pool(self, pool: str) -> None:
         shown = await self._keys.shown(pool)

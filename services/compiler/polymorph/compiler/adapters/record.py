@@ -1,8 +1,11 @@
 """The loop's memory in the ledger: state, record and outbox in one transaction."""
 
 import datetime as dt
+import logging
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from sqlmodel import Session
 
 from polymorph.compiler.domain.knowledge import Knowledge
@@ -17,6 +20,7 @@ from polymorph.events.types import (
     SearchClosed,
     SearchOpened,
 )
+from polymorph.events.values import Value
 from polymorph.ledger import messages, searches
 from polymorph.ledger.database import Database
 from polymorph.ledger.memory import recall, recall_all, remember
@@ -24,6 +28,8 @@ from polymorph.ledger.memory import recall, recall_all, remember
 OWNER = "compiler"
 _POOL = "pool/"
 _KNOWLEDGE = "knowledge/"
+_log = logging.getLogger(__name__)
+V = TypeVar("V", bound=Value)
 
 
 class LoopRecord:
@@ -37,14 +43,16 @@ class LoopRecord:
         self._hardware = hardware
 
     async def pools(self) -> dict[str, PoolState]:
-        """Every pool as it was last saved."""
+        """Every pool as it was last saved; one that this release cannot read begins anew."""
         documents = await self._database.read(lambda session: recall_all(session, OWNER, _POOL))
-        return {key.removeprefix(_POOL): PoolState.model_validate(d) for key, d in documents.items()}
+        read = {key.removeprefix(_POOL): _read(PoolState, key, d) for key, d in documents.items()}
+        return {pool: state for pool, state in read.items() if state is not None}
 
     async def knowledge(self) -> Knowledge:
         """What was learnt on this hardware."""
         document = await self._database.read(lambda session: recall(session, OWNER, self._lessons_key))
-        return Knowledge.model_validate(document) if document else Knowledge(hardware=self._hardware)
+        known = _read(Knowledge, self._lessons_key, document) if document else None
+        return known or Knowledge(hardware=self._hardware)
 
     async def save(
         self,
@@ -68,6 +76,19 @@ class LoopRecord:
             remember(session, OWNER, _POOL + state.pool, state.model_dump(mode="json"), now)
 
         await self._database.write(work)
+
+
+def _read(kind: type[V], key: str, document: dict[str, Any]) -> V | None:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        _log.error(
+            "what is remembered as %s is no %s of this release, so it begins anew: %s",
+            key,
+            kind.__name__,
+            error,
+        )
+        return None
 
 
 def _outgoing(effects: Iterable[PoolEffect]) -> Iterable[Event | Command]:

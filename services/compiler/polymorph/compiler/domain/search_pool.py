@@ -19,7 +19,7 @@ from polymorph.compiler.domain.search_state import (
     Search,
     identifier,
 )
-from polymorph.compiler.domain.search_target import Target, plan
+from polymorph.compiler.domain.search_target import Target, is_bucket, plan
 from polymorph.compiler.domain.search_workload import workload
 from polymorph.events.state import EMPTY, DesiredState, Mode
 from polymorph.events.types import CandidateEvaluated, DriftDetected, SearchOpened, TrafficShapeObserved
@@ -75,7 +75,13 @@ class Unmet(Value):
 
     def answerable(self) -> bool:
         """Whether the engines have told where their time goes; before that there is nothing to choose by."""
-        return bool(self.operations()) and bool(self.drift.observed.tokens_per_step)
+        told = bool(self.operations()) and bool(self.drift.observed.tokens_per_step)
+        return told and not self.strange()
+
+    def strange(self) -> list[str]:
+        """What stands where a bucket of M should, in the words of a worker that is not of this release."""
+        by_m = [self.drift.observed.tokens_per_step, *(operation.by_m for operation in self.operations())]
+        return sorted({name for named in by_m for name in named if not is_bucket(name)})
 
 
 class PoolState(Value):

@@ -36,6 +36,10 @@ class Target(Value):
     gain: float
 
 
+def is_bucket(name: str) -> bool:
+    return name in _NAMES
+
+
 def spans(tokens_per_step: Mapping[str, float]) -> tuple[Span, ...]:
     """The bucket ranges that carry at least `COVERAGE` of the step time, heaviest first.
 
