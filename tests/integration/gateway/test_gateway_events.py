@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 
@@ -11,6 +13,8 @@ import nats
 import pytest
 
 from polymorph.bus import topology
+from polymorph.events.state import WorkerRecord
+from polymorph.events.subjects import pool_id
 from polymorph.events.types import SearchClosed, WorkerRefused
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.real]
@@ -30,6 +34,26 @@ def closed(search_id: str) -> SearchClosed:
         cpu_s=1.0,
         reason="test",
     )
+
+
+def worker(worker_id: str, *, model: str = "m") -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=worker_id,
+        pool=pool_id(model),
+        model=model,
+        url="http://127.0.0.1:9",
+        state="ready",
+        generation=1,
+        revision="empty",
+        hardware="test",
+        started_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    )
+
+
+async def until_text(client: httpx.AsyncClient, url: str, text: str) -> None:
+    async with asyncio.timeout(20):
+        while text not in (await client.get(url)).text:
+            await asyncio.sleep(0.05)
 
 
 async def frames(answer: httpx.Response) -> AsyncIterator[dict[str, str]]:
@@ -159,3 +183,33 @@ async def test_watchers_do_not_hold_up_a_shutdown(services, nats_server):
                     assert await asyncio.wait_for(gateway.signal(signal.SIGTERM), 5) == 0
                     return
             await asyncio.sleep(0.05)
+
+
+async def test_a_connection_that_nats_closed_for_good_is_made_anew(
+    services, nats_server, bus_factory, tmp_path
+):
+    """The server refuses the gateway's password for a while: a client gives up on that, unlike on a server away."""
+    bus = await bus_factory("worker")
+    gateway, url = services.gateway(nats_server)
+    await gateway.start()
+    await bus.kv_put(topology.WORKERS, "w1", worker("w1").model_dump_json().encode())
+    async with httpx.AsyncClient() as client:
+        await until_text(client, f"{url}/v1/models", '"m"')
+        async with watching(url, "?since=0-0") as events:
+            await bus.publish(refused(0))
+            assert generation((await facts(events, 1))[0]) == 0
+            config = tmp_path / "nats" / "nats.conf"
+            right = config.read_text()
+            password = nats_server.settings("gateway").password.get_secret_value()
+            config.write_text(right.replace(password, "rotated"))
+            os.kill(nats_server.pid, signal.SIGHUP)
+            async with asyncio.timeout(20):
+                while "no bus, trying again" not in gateway.log():
+                    await asyncio.sleep(0.05)
+            config.write_text(right)
+            os.kill(nats_server.pid, signal.SIGHUP)
+            # The same watcher goes on where it was, and the registry is followed again.
+            await bus.publish(refused(1))
+            assert generation((await facts(events, 1))[0]) == 1
+        await bus.kv_put(topology.WORKERS, "w2", worker("w2", model="m2").model_dump_json().encode())
+        await until_text(client, f"{url}/v1/models", '"m2"')

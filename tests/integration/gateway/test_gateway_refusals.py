@@ -68,6 +68,8 @@ async def _other_routes(client: httpx.AsyncClient) -> None:
         ("GET", "/v1/chat/completions", 405),
         ("GET", "/v1/events?subjects=polymorph.cmd.>", 400),
         ("GET", "/v1/events?since=yesterday", 400),
+        ("GET", "/v1/events?since=abc-5", 400),
+        ("GET", f"/v1/events?since=0-{2**63}", 400),
         ("GET", "/v1/events", 503),
     ):
         answer = await client.request(method, path)

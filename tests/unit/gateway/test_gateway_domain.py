@@ -247,9 +247,9 @@ def test_filters_and_positions():
     for bad in (">", "polymorph.>", "polymorph.cmd.>", "polymorph.evt.>.x", "polymorph.evt. x", "$JS.API.>"):
         assert not is_filter(bad)
     assert is_position("0-0")
-    assert is_position("17ab-42")
-    assert not is_position("42")
-    assert not is_position("1-2\n")
+    assert is_position(f"1760000000000-{2**63 - 1}")
+    for bad in ("42", "1-2\n", "17ab-42", "\u0663-\u0665", f"0-{2**63}", f"{2**63}-0", "0-" + "9" * 5000):
+        assert not is_position(bad)
 
 
 def test_events_as_text():

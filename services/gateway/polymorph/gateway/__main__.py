@@ -11,7 +11,6 @@ import uvloop
 from pydantic import ValidationError
 
 from polymorph.bus.nats import NatsBus
-from polymorph.bus.port import Bus
 from polymorph.config.clock import SystemClock
 from polymorph.gateway.app import Gateway
 from polymorph.gateway.settings import GatewaySettings
@@ -35,7 +34,7 @@ class _Server(uvicorn.Server):
 async def _serve(settings: GatewaySettings) -> None:
     clock = SystemClock()
 
-    async def connect() -> Bus:
+    async def connect() -> NatsBus:
         return await NatsBus.connect(settings.nats, f"/polymorph/gateway/{settings.instance}", clock)
 
     gateway = Gateway(settings, connect, clock)

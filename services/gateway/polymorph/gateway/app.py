@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import FastAPI
 
-from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.gateway.adapters.inbound import Receive, Scope, Send
-from polymorph.gateway.adapters.link import Link
+from polymorph.gateway.adapters.link import Connected, Link
 from polymorph.gateway.adapters.registry import Registry
 from polymorph.gateway.adapters.router import RouterClient
 from polymorph.gateway.adapters.routes import COMPLETIONS, add_routes
@@ -26,7 +25,7 @@ class Gateway:
     """Everything wired together. `stop` ends event streams; requests in flight are the server's to drain."""
 
     def __init__(
-        self, settings: GatewaySettings, connect: Callable[[], Awaitable[Bus]], clock: Clock
+        self, settings: GatewaySettings, connect: Callable[[], Awaitable[Connected]], clock: Clock
     ) -> None:
         self._stopping = asyncio.Event()
         self._link = Link(connect)

@@ -68,8 +68,8 @@ class Registry:
 
     async def watch(self) -> None:
         """Follows the registry for ever."""
-        bus = await self._link.wait()
         while True:
+            bus = await self._link.wait()
             try:
                 async for entry in bus.kv_watch(topology.WORKERS):
                     self._take(entry)

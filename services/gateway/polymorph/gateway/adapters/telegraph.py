@@ -24,8 +24,8 @@ class Telegraph:
             metrics.TELEMETRY_DROPPED.inc()
 
     async def run(self) -> None:
-        bus = await self._link.wait()
         while True:
+            bus = await self._link.wait()
             await bus.tell(await self._queue.get())
 
     async def flush(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
-from polymorph.bus.errors import BusError
+from polymorph.bus.errors import BusError, Unavailable
 from polymorph.bus.port import Bus, Gap, StreamRecord
 from polymorph.gateway.adapters import metrics
 from polymorph.gateway.adapters.link import Link
@@ -44,20 +44,21 @@ class Watching:
         after = request.headers.get("last-event-id") or request.query_params.get("since") or None
         if after is not None and not is_position(after):
             raise bad_request(
-                f"the position is {after!r}: use <epoch>-<sequence>, or 0-0 for all", param="since"
+                f"the position is {after!r}: use <epoch>-<sequence> in digits, each below 2^63, or 0-0 for all",
+                param="since",
             )
-        bus = self._link.bus
-        if bus is None:
+        if self._link.bus is None:
             raise unavailable("The event log is away.")
-        stream = self._stream(bus, subjects, after)
+        stream = self._stream(subjects, after)
         return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS)
 
-    async def _stream(self, bus: Bus, subjects: str, after: str | None) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, subjects: str, after: str | None) -> AsyncGenerator[bytes, None]:
         metrics.EVENT_WATCHERS.inc()
         try:
             yield HELLO
             while not self._stopping.is_set():
                 try:
+                    bus = self._present()
                     async for record in self._paced(bus.events(subjects=subjects, after=after)):
                         if isinstance(record, StreamRecord):
                             after = record.position
@@ -69,6 +70,12 @@ class Watching:
                         await self._stopping.wait()
         finally:
             metrics.EVENT_WATCHERS.dec()
+
+    def _present(self) -> Bus:
+        """The bus of now: another one after a connection was closed for good."""
+        if (bus := self._link.bus) is None:
+            raise Unavailable("no connection to the bus")
+        return bus
 
     async def _paced(
         self, records: AsyncIterator[StreamRecord | Gap]

@@ -6,7 +6,8 @@ import re
 from polymorph.bus.port import Gap, StreamRecord
 
 _SUBJECTS = re.compile(r"polymorph\.evt(\.([A-Za-z0-9_-]+|\*))*(\.>)?")
-_POSITION = re.compile(r"[0-9A-Za-z]+-\d+")
+_POSITION = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
+_BOUND = 2**63  # what the bus keeps a sequence in
 
 HELLO = b"retry: 1000\n: watching\n\n"
 HEARTBEAT = b": heartbeat\n\n"
@@ -19,8 +20,9 @@ def is_filter(subjects: str) -> bool:
 
 
 def is_position(text: str) -> bool:
-    """Whether `text` is `<epoch>-<sequence>`."""
-    return _POSITION.fullmatch(text) is not None
+    """Whether `text` is `<epoch>-<sequence>`, both in digits and below 2^63."""
+    position = _POSITION.fullmatch(text)
+    return position is not None and all(int(number) < _BOUND for number in position.groups())
 
 
 def record_event(record: StreamRecord) -> bytes:
