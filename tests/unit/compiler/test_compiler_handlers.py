@@ -12,8 +12,10 @@ from polymorph.compiler.handlers import Tuning
 from polymorph.events.state import DesiredState, Mode
 from polymorph.events.types import WorkerRefused
 from polymorph.ledger import messages, searches
+from polymorph.ledger.database import DatabaseUnavailable
 from polymorph.simulator.database import SimulatedDatabase
 from polymorph.simulator.faults import CrashAt
+from polymorph.traffic.drift import DriftDetector, DriftRules
 
 
 class HandClock:
@@ -79,7 +81,7 @@ class DriftOnce:
 
 
 class Setting:
-    def __init__(self, lab, database=None):
+    def __init__(self, lab, database=None, detector=None):
         self.lab = lab
         self.clock = HandClock(lab.START)
         self.database = database or SimulatedDatabase(CrashAt().pause)
@@ -90,7 +92,7 @@ class Setting:
             self.record,
             self.floor,
             self.clock,
-            detector=lambda: DriftOnce(lab),
+            detector=detector or (lambda: DriftOnce(lab)),
             window_age_s=120,
             hardware=lab.HARDWARE,
         )
@@ -134,6 +136,34 @@ async def test_nothing_is_told_while_objects_cannot_be_kept(setting):
     setting.floor.away = False
     await setting.tuning.window(setting.seen())
     assert setting.orders()
+
+
+class BusyOnce(SimulatedDatabase):
+    """Somebody else holds the database for one write."""
+
+    busy = False
+
+    async def write(self, work):
+        if self.busy:
+            self.busy = False
+            raise DatabaseUnavailable("locked")
+        return await super().write(work)
+
+
+async def test_a_drift_is_told_once_though_its_first_save_failed(lab):
+    setting = Setting(
+        lab, BusyOnce(CrashAt().pause), detector=lambda: DriftDetector(DriftRules(consecutive=3))
+    )
+    for number in range(5):
+        seen = setting.seen()
+        setting.database.busy = number == 2
+        if setting.database.busy:
+            with pytest.raises(DatabaseUnavailable):
+                await setting.tuning.window(seen)
+        await setting.tuning.window(seen)
+        setting.clock.at += dt.timedelta(seconds=5)
+    drifts = [m for m in setting.outbox() if type(m).__name__ == "DriftDetected"]
+    assert [drift.windows for drift in drifts] == [3]
 
 
 async def test_verdicts_stand_in_the_record_with_the_search(setting):

@@ -1,6 +1,7 @@
 """What the compiler does with what it hears: one pool at a time, saved before anything is promised."""
 
 import asyncio
+import copy
 import datetime as dt
 import logging
 from collections.abc import Callable
@@ -115,12 +116,14 @@ class Tuning:
             return
         async with self._turn:
             state = await self._pool(window.pool)
-            detector = self._detectors.setdefault(window.pool, self._detector())
+            # On a copy: where the save fails the window comes again, and its drift must be found again.
+            detector = copy.deepcopy(self._detectors.get(window.pool)) or self._detector()
             drift = detector.observe(window, state.tuned_for())
             if drift:
                 _log.info("pool %s: %s", window.pool, drift.reason)
             step = self._loop.window(state, window, drift, self._known, now)
             await self._take(step)
+            self._detectors[window.pool] = detector
             if drift:
                 _tell_strange(step[0])
             if step[0].unmet is None and step[0].plan is None and (drift or state.unmet):
