@@ -5,11 +5,14 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from polymorph.bus.errors import Retryable
 
 State = Literal["waiting", "starting", "ready", "restarting", "draining", "stopped"]
 
@@ -57,6 +60,7 @@ class Child:
     detail: str = ""
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
+    _failed: Exception | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,8 +68,14 @@ class Child:
         self._task = asyncio.create_task(self._run(), name=f"child-{self.spec.name}")
 
     async def wait_ready(self) -> None:
-        """Returns at the first readiness, however long that takes; the caller may bound it."""
+        """Returns at the first readiness, however long that takes; the caller may bound it.
+
+        Raises:
+            Exception: what follows readiness failed in a way that trying again does not mend.
+        """
         await self._ready.wait()
+        if self._failed is not None:
+            raise self._failed
 
     def _become(self, state: State, detail: str = "") -> None:
         if state != self.state:
@@ -78,20 +88,29 @@ class Child:
         while not self._stopping.is_set():
             self._become("starting" if not self.restarts else "restarting")
             begun = time.monotonic()
-            process = await self._spawn()
-            watch = asyncio.create_task(self._watch_readiness())
-            code = await process.wait()
-            watch.cancel()
-            self._kill_group()
+            ending = await self._live()
             if self._stopping.is_set():
                 return
             failures = 0 if time.monotonic() - begun > _STEADY_S else failures + 1
-            delay = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+            delay = _backoff_s(failures)
             self.restarts += 1
-            self._become(
-                "restarting", f"ended with {_describe(code)}; again in {delay:g} s; log {self.spec.log}"
-            )
+            self._become("restarting", f"{ending}; again in {delay:g} s; log {self.spec.log}")
             await asyncio.sleep(delay)
+
+    async def _live(self) -> str:
+        """One life of the process, and how it ended."""
+        try:
+            process = await self._spawn()
+        except (
+            OSError,
+            subprocess.SubprocessError,
+        ) as error:  # a full disk or process table may have room later
+            return f"could not be started: {error}"
+        watch = asyncio.create_task(self._watch_readiness())
+        code = await process.wait()
+        watch.cancel()
+        self._kill_group()
+        return f"ended with {_describe(code)}"
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self.spec.log.open("ab") as log:
@@ -109,12 +128,29 @@ class Child:
         return process
 
     async def _watch_readiness(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._get_ready()
+                break
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task, so whatever ends it is told here
+                if not self._ready.is_set() and not isinstance(error, Retryable):
+                    self._failed = error
+                    self._ready.set()
+                    return
+                # A system that served once goes on whatever it was.
+                failures += 1
+                delay = _backoff_s(failures)
+                self._become(self.state, f"{error or type(error).__name__}; again in {delay:g} s")
+                await asyncio.sleep(delay)
+        self._ready.set()
+        self._become("ready")
+
+    async def _get_ready(self) -> None:
         while not await self.spec.ready():  # noqa: ASYNC110 - another process gets ready, not an event of ours
             await asyncio.sleep(_POLL_S)
         if self.spec.after_ready is not None:
             await self.spec.after_ready()
-        self._ready.set()
-        self._become("ready")
 
     async def stop(self) -> None:
         """SIGTERM, then after the drain time SIGKILL to the whole process group."""
@@ -142,6 +178,10 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return
+
+
+def _backoff_s(failures: int) -> float:
+    return _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
 
 
 def _describe(code: int) -> str:

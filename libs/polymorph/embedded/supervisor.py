@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polymorph.embedded.child import Child, ChildSpec, last_line
-from polymorph.embedded.folder import DataFolder
+from polymorph.embedded.folder import DataFolder, StartRefused
 
 _PROGRESS_EVERY_S = 15.0
 
@@ -32,7 +32,11 @@ class Supervisor:
         return [child for stage in self._stages for child in stage]
 
     async def run(self) -> None:
-        """Returns when asked to stop (SIGINT, SIGTERM) and everything is down."""
+        """Returns when asked to stop (SIGINT, SIGTERM) and everything is down.
+
+        Raises:
+            StartRefused: the start cannot work; everything is down again.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -41,16 +45,31 @@ class Supervisor:
         await self._stop.wait()
         starting.cancel()
         progress.cancel()
-        await asyncio.gather(starting, progress, return_exceptions=True)
+        refusal, _ = await asyncio.gather(starting, progress, return_exceptions=True)
         await self._drain()
+        if isinstance(refusal, Exception):
+            raise refusal
 
     async def _start(self) -> None:
         begun = time.monotonic()
-        for stage in self._stages:
-            for child in stage:
-                child.start()
-            await asyncio.gather(*(child.wait_ready() for child in stage))
+        try:
+            for stage in self._stages:
+                for child in stage:
+                    child.start()
+                await asyncio.gather(*map(self._first_ready, stage))
+        except BaseException:
+            self._stop.set()
+            raise
         self._say(f"everything is ready after {time.monotonic() - begun:.0f} s")
+
+    @staticmethod
+    async def _first_ready(child: Child) -> None:
+        try:
+            await child.wait_ready()
+        except Exception as error:  # whatever it was, the start ends with its line
+            raise StartRefused(
+                f"{child.spec.name}: {error or type(error).__name__}; log {child.spec.log}"
+            ) from error
 
     async def _progress(self) -> None:
         """A start of minutes never stands silent."""
@@ -67,17 +86,15 @@ class Supervisor:
         """The front door first, then what stands behind it; the bus last."""
         self._say("stopping: requests in flight are answered first")
         for rank in sorted({child.spec.drain_rank for child in self.children}):
-            stopping = [c for c in self.children if c.spec.drain_rank == rank and c.pid is not None]
+            stopping = [c for c in self.children if c.spec.drain_rank == rank]
             await asyncio.gather(*(child.stop() for child in stopping))
         self._say("stopped")
 
     def _changed(self, child: Child) -> None:
         self._write_state()
-        text = f"{child.state} {child.detail}"
-        if self._said.get(child.spec.name) != text and child.state != "stopped":
-            self._said[child.spec.name] = text
+        if child.state != "stopped":
             note = child.detail or child.spec.where
-            self._say(f"{child.spec.name:<12} {child.state:<10} {note}")
+            self._say_once(child.spec.name, f"{child.spec.name:<12} {child.state:<10} {note}")
 
     def _write_state(self) -> None:
         children = {
@@ -91,7 +108,19 @@ class Supervisor:
             }
             for child in self.children
         }
-        self._folder.write_state({"pid": os.getpid(), **self._facts, "children": children})
+        try:
+            self._folder.write_state({"pid": os.getpid(), **self._facts, "children": children})
+        except OSError as error:
+            self._say_once(
+                "state", f"cannot write {self._folder.state_file}: {error.strerror}; all else goes on"
+            )
+        else:
+            self._said.pop("state", None)
+
+    def _say_once(self, about: str, text: str) -> None:
+        if self._said.get(about) != text:
+            self._said[about] = text
+            self._say(text)
 
     @staticmethod
     def _say(text: str) -> None:

@@ -1,6 +1,7 @@
 """The supervisor over real processes: small ones, so that each of its promises is seen in seconds."""
 
 import asyncio
+import errno
 import io
 import os
 import signal
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from polymorph.bus.errors import Fatal, Unavailable
 from polymorph.embedded.child import Child, ChildSpec
-from polymorph.embedded.folder import DataFolder, alive, free_port
+from polymorph.embedded.folder import DataFolder, StartRefused, alive, free_port
 from polymorph.embedded.probe import tcp_accepts
 from polymorph.embedded.supervisor import Supervisor
 
@@ -169,3 +171,88 @@ async def test_a_reader_that_went_away_does_not_end_the_supervisor(
     pid = supervisor.children[0].pid
     assert pid is not None
     assert not alive(pid)
+
+
+class Provisioning:
+    """What follows readiness: fails with each error in turn, then succeeds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def __call__(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+async def test_what_follows_readiness_is_tried_again_with_its_reason_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    provisioning = Provisioning(Unavailable("nobody answers"), Unavailable("nobody answers"))
+    child = Child(
+        spec(tmp_path, "one", free_port(), after_ready=provisioning),
+        lambda changed: told.append(f"{changed.state} {changed.detail}"),
+    )
+    child.start()
+    await asyncio.wait_for(child.wait_ready(), 30)
+    assert child.state == "ready"
+    assert "starting nobody answers; again in 0.5 s" in told
+    await child.stop()
+
+
+@pytest.mark.parametrize("error", [Fatal("the stream has other subjects"), ValueError("no such url")])
+async def test_what_cannot_be_mended_ends_the_start_with_its_line(
+    tmp_path: Path, folder: DataFolder, error: Exception
+) -> None:
+    supervisor = Supervisor(
+        folder, [[spec(tmp_path, "one", free_port(), after_ready=Provisioning(error))]], {}
+    )
+    with pytest.raises(StartRefused, match=f"one: {error}"):
+        await asyncio.wait_for(supervisor.run(), 30)
+    pid = supervisor.children[0].pid
+    assert pid is not None
+    assert not alive(pid)
+
+
+async def test_a_system_that_served_goes_on_where_a_later_provisioning_fails(tmp_path: Path) -> None:
+    provisioning = Provisioning()
+    child = Child(spec(tmp_path, "one", free_port(), after_ready=provisioning), lambda _: None)
+    child.start()
+    await until(lambda: child.state == "ready")
+    provisioning.errors.append(Fatal("not now"))
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: "not now" in child.detail)
+    await until(lambda: child.state == "ready")
+    await child.stop()
+
+
+async def test_a_full_disk_disables_no_supervision(
+    tmp_path: Path, folder: DataFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DataFolder, "write_state", full)
+    supervisor = Supervisor(folder, [[spec(tmp_path, "one", free_port())]], {})
+    running = asyncio.create_task(supervisor.run())
+    (child,) = supervisor.children
+    await until(lambda: child.state == "ready")
+    first = child.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: child.state == "ready" and child.pid != first)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 30)
+    assert not alive(child.pid or 0)
+    said = capsys.readouterr().out
+    assert said.count("supervisor.json: No space left on device") == 1
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    blocked = tmp_path / "one.log"
+    blocked.mkdir()  # a log that cannot be opened
+    child = Child(spec(tmp_path, "one", free_port()), lambda _: None)
+    child.start()
+    await until(lambda: "could not be started" in child.detail)
+    blocked.rmdir()
+    await until(lambda: child.state == "ready")
+    await child.stop()
