@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -129,6 +130,13 @@ class House:
         await bus.kv_put(topology.DESIRED, POOL, state.model_dump_json().encode())
         return state
 
+    async def engaged(self) -> list[str]:
+        """Artifacts that the slots run, by the engine itself and not by what the worker believes."""
+        async with httpx.AsyncClient(timeout=30) as client:
+            answer = await client.post(f"{self.url}/collective_rpc", json={"method": "slots_describe"})
+        answer.raise_for_status()
+        return [binding["artifact"] for binding in answer.json()["results"][0]["engaged"]]
+
     async def record(self, bus: NatsBus) -> WorkerRecord:
         entry = await bus.kv_get(topology.WORKERS, WORKER)
         return WorkerRecord.model_validate_json(entry.value or b"")
@@ -155,6 +163,9 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         "NATS__INBOX_PREFIX": settings.inbox_prefix,
     } | extra
     environment = {**os.environ, **{f"POLYMORPH_WORKER_{name}": value for name, value in variables.items()}}
+    environment["VLLM_SERVER_DEV_MODE"] = (
+        "1"  # its HTTP server passes on calls to the engine: `House.engaged`
+    )
     with (folder / "worker.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "polymorph.worker"], env=environment, stdout=log, stderr=log, cwd=folder

@@ -153,13 +153,19 @@ async def test_a_kernel_that_crashes_is_refused_and_nothing_else_dies(
     assert await _tokens(house.url, "still here")
 
 
-async def test_rolls_back_to_empty_slots(house: Any, bus: NatsBus) -> None:
+async def test_rolls_back_to_empty_slots(house: Any, bus: NatsBus, definition: str) -> None:
     async with _events(bus) as heard:
+        kernel = await house.sign(bus, house.build(), definition)
+        desired = await house.desire(bus, kernel)
+        event = await _answer(heard, desired.generation)
+        assert event["type"] == "loaded", event
+        assert await house.engaged() == [kernel.artifact]
         desired = await house.desire(bus)
         event = await _answer(heard, desired.generation)
-    assert event["type"] == "loaded", event
-    assert event["revision"] == "empty"
-    assert event["kernels"] == []
+        assert event["type"] == "loaded", event
+        assert event["revision"] == "empty"
+        assert event["kernels"] == []
+        assert await house.engaged() == []
 
 
 async def test_a_burst_ends_by_itself_and_is_reported(house: Any, bus: NatsBus) -> None:

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 import torch
 
 from polymorph.bus import topology
+from polymorph.bus.errors import Retryable
 from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
@@ -84,6 +86,9 @@ class OneLayer:
 class House:
     """A pool with its signers, and what they sign."""
 
+    converging: asyncio.Task[None]
+    disk_full = False
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.world = MemoryWorld()
@@ -97,11 +102,16 @@ class House:
         self.convergence = Convergence(
             "p",
             "w",
-            Fence("p", self.trust),
+            Fence("p", self.trust, remember=self._remember),
             self.engine,
             self._loader,
             SystemClock(),  # type: ignore[arg-type]
         )
+
+    def _remember(self, generation: int) -> None:
+        if self.disk_full:
+            self.disk_full = False
+            raise Retryable(f"generation {generation} cannot be kept")
 
     def _loader(self, bus: Any) -> Loader:
         return Loader(
@@ -163,10 +173,8 @@ class House:
 @pytest_asyncio.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     made = House(tmp_path)
-    tasks = [
-        asyncio.create_task(made.convergence.watch(made.bus)),
-        asyncio.create_task(made.convergence.run(made.bus)),
-    ]
+    made.converging = asyncio.create_task(made.convergence.run(made.bus))
+    tasks = [asyncio.create_task(made.convergence.watch(made.bus)), made.converging]
     yield made
     for task in tasks:
         task.cancel()
@@ -209,6 +217,100 @@ async def test_loads_refuses_and_rolls_back(house: House) -> None:
     back = await house.answer(3)
     assert (back["revision"], back["kernels"]) == ("empty", [])
     assert house.engine.slots.engaged == []
+
+
+def _engaged(house: House) -> list[str]:
+    return [binding.artifact for binding in house.engine.slots.engaged]
+
+
+async def _until_engaged(house: House, *artifacts: str) -> None:
+    async with asyncio.timeout(10):
+        while _engaged(house) != list(artifacts):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_retreat_while_the_engine_is_silent_empties_the_slots(house: House) -> None:
+    counters = house.engine.counters
+    silent = asyncio.Event()
+
+    async def silent_once_engaged() -> Counters:
+        if not house.engine.slots.engaged:
+            return await counters()
+        silent.set()
+        raise Retryable("the engine does not answer")
+
+    house.engine.counters = silent_once_engaged  # type: ignore[method-assign]
+    await house.desire(1, await house.binding())
+    async with asyncio.timeout(60):
+        await silent.wait()
+    await house.desire(2)
+    assert (await house.answer(2))["revision"] == "empty"
+    assert _engaged(house) == []
+
+
+async def test_a_load_that_is_cut_off_goes_back_to_what_is_loaded(house: House) -> None:
+    """As when the bus is lost: convergence ends with the new kernel engaged, and may not begin again for long."""
+    exercised = asyncio.Event()
+
+    async def never(_: int) -> None:
+        if house.engine.slots.engaged:
+            exercised.set()
+            await asyncio.Event().wait()
+        else:
+            house.engine.slots.ops.linear(torch.randn(1, K), None, house.engine.layer, N)
+
+    house.engine.exercise = never  # type: ignore[method-assign]
+    await house.desire(1, await house.binding())
+    async with asyncio.timeout(60):
+        await exercised.wait()
+    house.converging.cancel()
+    await _until_engaged(house)
+
+
+async def test_emptied_slots_come_back_however_often_the_engine_is_silent(house: House) -> None:
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
+    engage = house.engine.engage
+    silences = 0
+
+    async def silent(bindings: Any, *, keep_packed: bool = False) -> float:
+        nonlocal silences
+        if silences:
+            silences -= 1
+            raise Retryable("the engine does not answer")
+        return await engage(bindings, keep_packed=keep_packed)
+
+    house.engine.engage = silent  # type: ignore[method-assign]
+    await house.convergence.switch(empty=True, ttl_s=0.05)
+    silences = 2
+    await _until_engaged(house, kernel.artifact)
+    for empty in (True, False):
+        await house.convergence.switch(empty=True, ttl_s=0.05)
+        silences = 1
+        with pytest.raises(Retryable):
+            await house.convergence.switch(empty=empty, ttl_s=0.05)
+        await _until_engaged(house, kernel.artifact)
+
+
+async def test_emptied_slots_come_back_while_a_load_fails(house: House) -> None:
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
+    await house.convergence.switch(empty=True, ttl_s=0.5)
+    missing = await house.binding("-DREFUSES_ABOVE=4")
+    house.world.objects.pop(missing.artifact)
+    await house.desire(2, missing)
+    await _until_engaged(house, kernel.artifact)
+
+
+async def test_a_generation_that_cannot_be_kept_is_loaded_once_it_can(house: House) -> None:
+    await house.desire(1, await house.binding())
+    assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
+    house.disk_full = True
+    await house.desire(2)
+    assert (await house.answer(2))["revision"] == "empty"
+    assert not house.disk_full
 
 
 async def test_a_kernel_that_traffic_of_other_sizes_hides_stays(house: House) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from polymorph.bus.errors import Retryable
 from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Stage
 from polymorph.events.values import KernelBinding, Numerics, Revision
 from polymorph.kernels.isa import Isa
@@ -58,16 +59,17 @@ def _state(generation: int, signer: Signer | None = None, **fields: Any) -> Desi
 
 def test_generations_only_grow(trust: Trust, promoter: Signer) -> None:
     fence = Fence("p", trust)
-    assert fence.admit(_state(3, promoter))
-    assert not fence.admit(_state(3, promoter))
+    fence.admit(_state(3, promoter))
+    fence.admit(_state(3, promoter))
     with pytest.raises(Refused, match="older than 3"):
         fence.admit(_state(2, promoter))
-    assert fence.admit(_state(4, promoter))
+    fence.admit(_state(4, promoter))
+    assert fence.newest == 4
 
 
 def test_an_unsigned_state_may_hold_nothing(trust: Trust) -> None:
     fence = Fence("p", trust)
-    assert fence.admit(_state(0, stable=EMPTY))
+    fence.admit(_state(0, stable=EMPTY))
     with pytest.raises(Refused, match="not signed"):
         fence.admit(_state(1))
     assert fence.newest == 0
@@ -91,6 +93,20 @@ def test_the_newest_generation_outlives_a_restart(tmp_path: Path, trust: Trust, 
     with pytest.raises(Refused, match="older than 7"):
         again.admit(_state(6, promoter))
     again.admit(_state(7, promoter))
+
+
+def test_a_generation_that_cannot_be_kept_is_new_the_next_time(
+    tmp_path: Path, trust: Trust, promoter: Signer
+) -> None:
+    in_the_way = tmp_path / "generation-p.new"
+    in_the_way.mkdir()
+    file = GenerationFile(tmp_path / "generation-p")
+    fence = Fence("p", trust, file.read(), file.write)
+    with pytest.raises(Retryable, match="generation 7 cannot be kept"):
+        fence.admit(_state(7, promoter))
+    in_the_way.rmdir()
+    fence.admit(_state(7, promoter))
+    assert file.read() == 7
 
 
 def _manifest(**changes: Any) -> Manifest:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from polymorph.bus import topology
-from polymorph.bus.errors import BusError, NotFound
+from polymorph.bus.errors import BusError, NotFound, Retryable
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
 from polymorph.events.state import EMPTY, DesiredState, Quarantine
@@ -20,6 +20,7 @@ from polymorph.worker.loading import Loaded, Loader
 _log = logging.getLogger(__name__)
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _LOOK_AGAIN_S = 30.0
+_NOTHING = Loaded(EMPTY, (), 0, 0.0)
 
 LoaderFor = Callable[[Bus], Loader]
 
@@ -42,8 +43,9 @@ class Convergence:
         self._told = -1
         self._news = asyncio.Event()
         self._change = asyncio.Lock()
-        self._expiry: asyncio.Task[None] | None = None
-        self.loaded = Loaded(EMPTY, (), 0, 0.0)
+        self._return: asyncio.Task[None] | None = None
+        self._unsure = False  # whether the slots may run something else than `loaded`, and not by a switch
+        self.loaded = _NOTHING
 
     @property
     def revision(self) -> Revision:
@@ -83,22 +85,46 @@ class Convergence:
         Returns the calls that the revision's kernels have served so far.
         """
         async with self._change:
-            self._stop_expiry()
+            self._return_after(ttl_s if empty else _RETRY_S[0])
             await self._engine.engage(() if empty else self.loaded.bindings, keep_packed=True)
-            if empty:
-                self._expiry = asyncio.create_task(self._restore_after(ttl_s))
+            self._unsure = False
+            if not empty:
+                self._stay()
             counters = await self._engine.counters()
         return sum(counters.served.get(each, 0) for each in {b.artifact for b in self.loaded.bindings})
 
-    async def _restore_after(self, ttl_s: float) -> None:
-        await self._clock.sleep(ttl_s)
-        self._expiry = None
-        await self.switch(empty=False, ttl_s=ttl_s)
+    def _return_after(self, seconds: float) -> None:
+        """Begun before the slots change: whatever becomes of the change, they come back."""
+        self._stay()
+        self._return = asyncio.create_task(self._until_restored(seconds))
 
-    def _stop_expiry(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+    def _stay(self) -> None:
+        if self._return is not None:
+            self._return.cancel()
+
+    async def _until_restored(self, pause_s: float) -> None:
+        while self._engine.alive:
+            await self._clock.sleep(pause_s)
+            try:
+                await self._restore()
+            except BusError as error:
+                _log.error("the slots are not back to %s, trying again: %s", self.revision.revision, error)
+                pause_s = _RETRY_S[0]
+            else:
+                return
+
+    async def _restore(self) -> None:
+        """Engages what is loaded, whatever the slots run now."""
+        async with self._change:
+            try:
+                await self._engine.engage(self.loaded.bindings)
+            except Refused as refusal:
+                # The engine's own code always runs; convergence then loads what is desired anew.
+                _log.error("%s cannot serve again, the slots are empty: %s", self.revision.revision, refusal)
+                await self._engine.engage(())
+                self.loaded = _NOTHING
+                self._news.set()
+            self._unsure = False
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -117,15 +143,17 @@ class Convergence:
             _log.error("the desired state of %s is not one: %s", self._pool, error)
             return
         try:
-            news = self._fence.admit(desired)
+            self._fence.admit(desired)
         except Refused as refusal:
             await self._refuse(bus, desired.generation, desired.stable.revision, str(refusal))
             return
-        if news or self._desired is None:
+        if self._desired is None or desired.generation > self._desired.generation:
             self._desired = desired
             self._news.set()
 
     async def _converge(self, bus: Bus, loader: Loader) -> None:
+        if self._unsure:
+            await self._restore()
         desired = self._desired
         goal = target(desired, self._worker_id)
         if desired is None or (desired.generation, goal.revision) in self._refused:
@@ -136,15 +164,25 @@ class Convergence:
         if goal.revision != self.revision.revision:
             quarantined = await _quarantined(bus, goal)
             try:
-                async with self._change:
-                    self._stop_expiry()
-                    self.loaded = await loader.load(goal, quarantined, self.loaded.bindings)
+                await self._load(loader, goal, quarantined)
             except Refused as refusal:
+                if self._unsure:
+                    await self._restore()
                 self._refused.add((desired.generation, goal.revision))
                 await self._refuse(bus, desired.generation, goal.revision, str(refusal))
                 return
         self._told = desired.generation
         await self._tell_loaded(bus, desired.generation, self._clock.monotonic() - began)
+
+    async def _load(self, loader: Loader, goal: Revision, quarantined: set[str]) -> None:
+        async with self._change:
+            bindings = await loader.prepare(goal, quarantined)
+            # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
+            self._unsure = True
+            self._return_after(_RETRY_S[0])
+            self.loaded = await loader.engage(goal, bindings)
+            self._unsure = False
+            self._stay()
 
     async def _tell_loaded(self, bus: Bus, generation: int, load_s: float) -> None:
         loaded = self.loaded
@@ -229,9 +267,13 @@ class GenerationFile:
             return -1
 
     def write(self, generation: int) -> None:
+        """Raises Retryable where the disk does not take it."""
         if generation == self.read():
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         staged = self._path.with_suffix(".new")
-        staged.write_text(str(generation))
-        staged.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_text(str(generation))
+            staged.replace(self._path)
+        except OSError as error:
+            raise Retryable(f"generation {generation} cannot be kept in {self._path}: {error}") from error

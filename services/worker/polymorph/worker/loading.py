@@ -47,7 +47,7 @@ class Loaded:
 
 @dataclass
 class Loader:
-    """Loads revisions into one engine. Raises `Refused`, and then the engine runs what it ran before."""
+    """Loads revisions into one engine, in two steps: only the second changes what the engine runs."""
 
     engine: Engine
     artifacts: Artifacts
@@ -57,17 +57,23 @@ class Loader:
     scratch: Path
     tested: set[tuple[str, str, int, int]] = field(default_factory=set)
 
-    async def load(self, revision: Revision, quarantined: set[str], before: Sequence[SlotBinding]) -> Loaded:
-        """Engages `revision`; where its kernels then do not serve, engages `before` again."""
-        bindings = [await self._prepared(kernel, quarantined) for kernel in revision.kernels]
+    async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
+        """Fetches, verifies and tests the kernels of `revision`.
+
+        Raises:
+            Refused: one of them may not run here, or fails its self-test.
+        """
+        return tuple([await self._prepared(kernel, quarantined) for kernel in revision.kernels])
+
+    async def engage(self, revision: Revision, bindings: tuple[SlotBinding, ...]) -> Loaded:
+        """Makes the slots run `revision`; after any error they may run it or what they ran before.
+
+        Raises:
+            Refused: the engine cannot run its kernels, or they do not serve.
+        """
         counted = await self.engine.counters()
         paused_s = await self.engine.engage(bindings)
-        try:
-            served = await self._read_back(bindings, counted)
-        except Refused:
-            await self.engine.engage(before)
-            raise
-        return Loaded(revision, tuple(bindings), served, paused_s)
+        return Loaded(revision, bindings, await self._read_back(bindings, counted), paused_s)
 
     async def _prepared(self, kernel: KernelBinding, quarantined: set[str]) -> SlotBinding:
         signed = await self.artifacts.manifest(kernel.manifest)

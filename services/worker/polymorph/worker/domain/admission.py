@@ -24,22 +24,21 @@ class Fence:
         self._remember = remember
         self.newest = newest
 
-    def admit(self, desired: DesiredState) -> bool:
-        """True for a state that is news, False for the one that holds already.
+    def admit(self, desired: DesiredState) -> None:
+        """Believes a state, which holds already or is newer than all before.
 
         Raises:
             Refused: another pool's, an older generation, or not signed by a promoter.
+            Retryable: the generation could not be remembered, and is as new the next time.
         """
         if desired.pool != self._pool:
             raise Refused(f"the desired state is for pool {desired.pool}, this is {self._pool}")
         if desired.generation < self.newest:
             raise Refused(f"generation {desired.generation} is older than {self.newest}, which was seen")
         self._check_signature(desired)
-        news = desired.generation > self.newest
+        if desired.generation > self.newest and self._remember is not None:
+            self._remember(desired.generation)
         self.newest = desired.generation
-        if news and self._remember is not None:
-            self._remember(self.newest)
-        return news
 
     def _check_signature(self, desired: DesiredState) -> None:
         if desired.signature is None:
