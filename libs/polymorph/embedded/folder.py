@@ -80,6 +80,8 @@ class DataFolder:
                     f"{self.root} is in use by a running instance (process {pid}); "
                     "see `polymorph status`, stop it with `polymorph down`, or choose another folder with --data DIR"
                 ) from error
+            # A supervisor that was killed left its state, whose process id may be anybody's by now.
+            self.state_file.unlink(missing_ok=True)
             yield
 
     def locked(self) -> bool:
@@ -92,6 +94,16 @@ class DataFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return True
+            return False
+
+    def held_by(self, pid: int) -> bool:
+        """Whether process `pid` has the lock open, as the supervisor of this folder does for as long as it runs."""
+        lock = self.run / "lock"
+        try:
+            return any(
+                lock.samefile(opened) for opened in Path(f"/proc/{pid}/fd").iterdir() if opened.exists()
+            )
+        except OSError:
             return False
 
     def write_state(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,11 @@ _DOWN_S = 150.0
 
 def status(folder: DataFolder, *, as_json: bool) -> int:
     """Prints one line a process; 0 where all are ready, 1 where some are not, 3 where nothing runs."""
-    state = folder.read_state() if folder.locked() else None
+    running = folder.locked()
+    state = folder.read_state() if running else None
+    if running and state is None:
+        print(json.dumps({"running": True, "children": {}}) if as_json else _starts(folder))
+        return 1
     if state is None:
         print(
             json.dumps({"running": False})
@@ -35,14 +39,34 @@ def _line(name: str, child: dict[str, Any]) -> str:
     return f"  {name:<12} {child['state']:<10} {child['detail'] or child['where']}{restarts}"
 
 
+def _starts(folder: DataFolder) -> str:
+    return f"a start is under way on {folder.root} and has told no process yet; ask again in a moment"
+
+
 def down(folder: DataFolder) -> int:
-    """Asks the supervisor to drain and waits until it is gone; 0 also where nothing ran."""
-    state = folder.read_state() if folder.locked() else None
-    if state is None:
+    """Asks the supervisor to drain and waits until it is gone; 0 also where nothing ran.
+
+    Nobody is signalled but the process that holds the folder: an id in a file may be a stranger's by now.
+    """
+    if not folder.locked():
         print(f"nothing runs on {folder.root}")
         return 0
+    state = folder.read_state()
+    if state is None:
+        print(_starts(folder))
+        return 1
     pid = int(state["pid"])
-    os.kill(pid, signal.SIGTERM)
+    if not folder.held_by(pid):
+        gone = "is gone" if not alive(pid) else "is not its supervisor"
+        print(
+            f"process {pid}, which {folder.state_file} names, {gone}; nothing was ended, ask again in a moment"
+        )
+        return 1
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        print(f"process {pid} is gone already")
+        return 0
     deadline = time.monotonic() + _DOWN_S
     while alive(pid):
         if time.monotonic() > deadline:

@@ -1,4 +1,7 @@
+import os
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,51 @@ def test_memory_counts_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     options = UpOptions(model=model, workers=10_000)
     with pytest.raises(StartRefused, match=r"memory: .* GiB available; wanted: 2"):
         options.check()
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def left_behind(tmp_path: Path, pid: int) -> DataFolder:
+    """What a supervisor leaves that was killed."""
+    folder = DataFolder(tmp_path / "data")
+    folder.make()
+    folder.write_state({"pid": pid, "url": "u", "model": "m", "mode": "observe", "children": {}})
+    return folder
+
+
+def test_a_start_forgets_who_ran_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    folder = left_behind(tmp_path, stranger.pid)
+    with folder.lock():
+        assert main(["status", "--data", str(folder.root)]) == 1
+        assert main(["down", "--data", str(folder.root)]) == 1
+    assert capsys.readouterr().out.count("a start is under way") == 2
+    assert stranger.poll() is None
+
+
+def test_down_ends_no_stranger(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    folder = left_behind(tmp_path, 0)
+    with folder.lock():
+        left_behind(tmp_path, stranger.pid)
+        assert main(["down", "--data", str(folder.root)]) == 1
+        assert stranger.poll() is None
+        assert "is not its supervisor" in capsys.readouterr().out
+        stranger.kill()
+        stranger.wait()
+        assert main(["down", "--data", str(folder.root)]) == 1
+        assert "is gone" in capsys.readouterr().out
+
+
+def test_who_holds_a_folder_is_known(tmp_path: Path) -> None:
+    folder = left_behind(tmp_path, 0)
+    with folder.lock():
+        assert folder.held_by(os.getpid())
+    assert not folder.held_by(os.getpid())
