@@ -10,7 +10,7 @@ from polymorph.compiler.domain.search_pool import Ended
 from polymorph.compiler.domain.search_state import Answer
 from polymorph.compiler.handlers import Tuning
 from polymorph.events.state import DesiredState, Mode
-from polymorph.events.types import WorkerRefused
+from polymorph.events.types import WorkerLoaded, WorkerRefused
 from polymorph.ledger import messages, searches
 from polymorph.ledger.database import DatabaseUnavailable
 from polymorph.simulator.database import SimulatedDatabase
@@ -259,3 +259,28 @@ async def test_a_refusal_asks_to_take_that_generation_back(lab, setting):
     pool, generation, reason = setting.floor.taken_back[0]
     assert (pool, generation) == ("chat-1", 3)
     assert "its self-test failed" in reason
+
+
+async def test_what_has_served_elsewhere_is_not_taken_back_for_one_worker_that_refuses(lab, setting, caplog):
+    await setting.tuning.window(setting.seen())
+    loaded = WorkerLoaded(
+        pool="chat-1",
+        worker_id="good",
+        generation=3,
+        revision="r-1",
+        kernels=("a",),
+        served_calls=7,
+        load_s=1,
+        paused_s=0,
+    )
+    await setting.tuning.loaded(loaded)
+    later = Setting(lab, setting.database)
+    await later.tuning.start()
+    refused = WorkerRefused(
+        pool="chat-1", worker_id="bad", generation=3, revision="r-1", reason="it lacks the key"
+    )
+    await later.tuning.refused(refused)
+    assert later.floor.taken_back == []
+    assert "r-1 has served elsewhere and stays; see to worker bad" in caplog.text
+    await later.tuning.refused(refused.model_copy(update={"generation": 4, "revision": "r-2"}))
+    assert [taken[1] for taken in later.floor.taken_back] == [4]

@@ -3,6 +3,7 @@
 import pytest
 
 from polymorph.bus.errors import Conflict
+from polymorph.compiler.adapters.floor import BusFloor
 from polymorph.compiler.adapters.promotion_change import UnknownPool
 from polymorph.compiler.adapters.reconciler import Reconciler
 from polymorph.compiler.domain.promotion.guards import Hindrance
@@ -131,6 +132,25 @@ def test_a_pool_that_cannot_be_read_is_told_and_left_out_of_a_pass(rig, binding,
             assert "DesiredState with pool, generation would have been right" in caplog.text
 
     run_simulated(main())
+
+
+def test_a_worker_that_refuses_everything_costs_one_promotion_and_not_the_pool(
+    simulated, promote, binding, caplog
+):
+    async def story(world):
+        floor = BusFloor(world.bus, world.promoter, default_mode=Mode.CANARY)
+        for n in range(3):
+            await promote(world, f"a{n}", bindings=(binding(f"a{n}", f"linear-{n}"),), promotion_id=f"p{n}")
+        # The change of mode brings nothing: what it shows is still the last promotion's.
+        await world.controls.set_mode(POOL, Mode.RECOMMEND)
+        await world.controls.set_mode(POOL, Mode.CANARY)
+        for _ in range(4):
+            shown = await world.desired(POOL)
+            await floor.take_back(POOL, shown.generation, "it lacks the key")
+        assert artifacts(await world.desired(POOL)) == ["a0", "a1"]
+        assert "brought nothing new and stays" in caplog.text
+
+    simulated(story)
 
 
 def test_a_direct_promotion_is_shown_recorded_and_told(simulated, promote):

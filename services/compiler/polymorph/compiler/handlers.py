@@ -176,12 +176,28 @@ class Tuning:
             event.pool,
             event.served_calls,
         )
+        async with self._turn:
+            state = self._pools.get(event.pool)
+            if state is not None:
+                await self._take((state.having_served(event.revision), []))
 
     async def refused(self, event: WorkerRefused) -> None:
-        """A worker did not take a revision: where the pool still shows it, it is taken back for all."""
+        """A worker did not take a revision: where the pool still shows it and it is new, it is taken back for all.
+
+        What has served elsewhere is good: then the fault is the worker's own, and taking back would strip the pool.
+        """
         reason = f"Worker {event.worker_id} refused {event.revision}: {event.reason}"
         _log.warning("pool %s: %s", event.pool, reason)
         async with self._turn:
+            state = self._pools.get(event.pool)
+            if state is not None and event.revision in state.served:
+                _log.warning(
+                    "pool %s: %s has served elsewhere and stays; see to worker %s",
+                    event.pool,
+                    event.revision,
+                    event.worker_id,
+                )
+                return
             await self._floor.take_back(event.pool, event.generation, reason)
 
     async def tick(self) -> None:

@@ -1,5 +1,7 @@
 """What the loop does to the world: the object store, the work queue and the promoter, behind one port."""
 
+import logging
+
 from polymorph.bus.errors import Retryable
 from polymorph.bus.port import Bus
 from polymorph.compiler.adapters.promoter import Promoter
@@ -9,6 +11,8 @@ from polymorph.compiler.domain.search_pool import Ended
 from polymorph.compiler.domain.search_state import Answer
 from polymorph.events.state import DesiredState, Mode
 from polymorph.events.types import EvaluateCandidate
+
+_log = logging.getLogger(__name__)
 
 
 class BusFloor:
@@ -54,10 +58,17 @@ class BusFloor:
         return Ended(proposal.promotion_id, answer, shown.generation, shown.stable, result.reason)
 
     async def take_back(self, pool: str, generation: int, reason: str) -> None:
-        """Rolls back, where the pool still shows what was refused."""
+        """Rolls back, where the pool still shows what was refused and a promotion brought it.
+
+        A generation that is itself the way back is left: whoever refuses that as well would refuse everything.
+        """
         shown = await self.pool(pool)
-        if shown.generation == generation:
+        if shown.generation != generation:
+            return
+        if await self._promoter.brought(pool, generation):
             await self._promoter.roll_back(pool, reason)
+        else:
+            _log.warning("pool %s: generation %d brought nothing new and stays. %s", pool, generation, reason)
 
 
 def _answer(result: PromotionResult) -> Answer | None:

@@ -8,7 +8,7 @@ from polymorph.compiler.domain.promotion.advance import advance
 from polymorph.compiler.domain.promotion.begin import begin
 from polymorph.compiler.domain.promotion.guards import Guards
 from polymorph.compiler.domain.promotion.judgement import Reading
-from polymorph.compiler.domain.promotion.moves import Proposal, Transition
+from polymorph.compiler.domain.promotion.moves import FORWARD, Action, Proposal, Transition
 from polymorph.compiler.domain.promotion.phases import Phase
 from polymorph.compiler.domain.promotion.policy import DIRECT, Policy
 from polymorph.compiler.domain.promotion.retreat import roll_back
@@ -129,6 +129,13 @@ class Promoter:
             return roll_back(current, reason, guards, generation, back_to=back_to, operator=operator)
 
         return await self._change.apply(shown, plan)
+
+    async def brought(self, pool: str, generation: int) -> bool:
+        """Whether a promotion brought what `generation` shows, rather than a way back. A change of mode brings nothing."""
+        step = await self._ledger.step(pool, generation)
+        while step is not None and step.action == Action.CHANGE_MODE:
+            step = await self._ledger.step(pool, step.base_generation)
+        return step is not None and step.action in FORWARD
 
     async def _begin(self, proposal: Proposal) -> PromotionResult:
         def plan(current: DesiredState, guards: Guards, generation: int) -> Transition:

@@ -8,7 +8,7 @@ from polymorph.compiler.adapters.promoter import Promoter
 from polymorph.compiler.adapters.promotion_change import Change, as_step
 from polymorph.compiler.adapters.promotion_controls import Controls
 from polymorph.compiler.domain.promotion import guards as guarding
-from polymorph.compiler.domain.promotion.moves import Action
+from polymorph.compiler.domain.promotion.moves import FORWARD
 from polymorph.compiler.domain.promotion.phases import Phase
 from polymorph.compiler.domain.promotion.retreat import restore
 from polymorph.compiler.domain.promotion.revisions import artifacts
@@ -18,7 +18,6 @@ from polymorph.ledger.promotions import GivenUp
 from polymorph.ledger.tables import StepRow, StepStatus
 
 _log = logging.getLogger(__name__)
-_FORWARD = frozenset({Action.BEGIN, Action.ADVANCE})
 _HELD = frozenset({Phase.HELD.value})
 
 
@@ -104,7 +103,7 @@ class Reconciler:
             end = GivenUp(StepStatus.ABORTED, Phase.ABORTED.value, reason)
             await self._change.commit.give_up(step, end)
             return
-        forbidden = guarding.hindrance(target, guards) if step.action in _FORWARD else None
+        forbidden = guarding.hindrance(target, guards) if step.action in FORWARD else None
         if forbidden is not None:
             end = GivenUp(StepStatus.ABORTED, Phase.HELD.value, forbidden[1])
             await self._change.commit.give_up(step, end)

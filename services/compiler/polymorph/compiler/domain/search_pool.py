@@ -29,6 +29,7 @@ SEARCHING_MODES = (Mode.RECOMMEND, Mode.CANARY)
 
 
 WINNERS_KEPT = 32
+SERVED_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,13 @@ class PoolState(Value):
     waiting: tuple[Search, ...] = ()
     asks_at: dt.datetime | None = None
     winners: dict[str, Lesson] = {}
+    served: tuple[str, ...] = ()
+    """Revisions that a worker has loaded and served calls with, the latest last."""
+
+    def having_served(self, revision: str) -> "PoolState":
+        if revision in self.served:
+            return self
+        return self.model_copy(update={"served": (*self.served, revision)[-SERVED_KEPT:]})
 
     def tuned_for(self) -> TrafficShape | None:
         """The shape that counts as known: that of the plan under way, else that of the stable revision."""

@@ -23,6 +23,9 @@ class Action(StrEnum):
     RESTORE = "restore"
 
 
+FORWARD = frozenset({Action.BEGIN, Action.ADVANCE})
+
+
 class Proposal(Value):
     """A winner with its evidence: bindings to put over what runs, or a complete revision.
 
