@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from polymorph.stats.agreement import agreement, no_worse
+from polymorph.stats.agreement import Agreement, agreement, no_worse
 from polymorph.stats.blocks import paired_ratio
 
 
@@ -53,3 +53,18 @@ def test_always_equal_over_many_requests_leaves_no_slack() -> None:
     same = agreement([[1]] * 24, [[1]] * 24)
     one_off = agreement([[1]] * 24, [[1]] * 23 + [[2]])
     assert not no_worse(one_off, same)
+
+
+def test_no_slack_makes_an_agreement_of_none_pass() -> None:
+    assert not no_worse(Agreement(8, 0, 3.0, 16), Agreement(8, 1, 3.0, 16))
+    assert not no_worse(Agreement(8, 0, 3.0, 16), Agreement(8, 0, 3.0, 16))
+    assert no_worse(Agreement(8, 1, 3.0, 16), Agreement(8, 1, 3.0, 16))
+
+
+def test_outputs_that_part_clearly_earlier_do_not_pass() -> None:
+    own = Agreement(8, 6, 9.0, 16)
+    assert no_worse(Agreement(8, 6, 5.0, 16), own)
+    assert not no_worse(Agreement(8, 6, 4.0, 16), own)
+    assert not no_worse(Agreement(8, 7, 0.0, 16), Agreement(8, 8, None, 16)), "at the first token"
+    assert no_worse(Agreement(8, 7, 9.0, 16), Agreement(8, 8, None, 16)), "one flip is no evidence"
+    assert agreement([[1, 2]], [[1, 2]]).tokens == 2
