@@ -1,9 +1,10 @@
 """From a solution's sources to a shared library, the same bytes every time."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Solution, SourceFile
@@ -47,6 +48,10 @@ _TIER = {
     Isa.AVX512_BF16: ("-mavx512bf16",),
     Isa.NEON: (),
 }
+# Anything else in a name may mean something to a compiler, a linker or a file system: `@x.cc` is a file of options.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_LONGEST_NAME = 100
+_MOST_SOURCES = 32
 _EXPORTS = "{ global: pm_run; pm_pack; pm_pack_bytes; local: *; };\n"
 
 
@@ -86,7 +91,7 @@ def solution_isa(solution: Solution) -> Isa:
 
 def compile_command(solution: Solution, toolchain: Toolchain) -> list[str]:
     """The command, relative to the folder that `write_sources` filled; equal solutions give equal commands."""
-    units = [source.path for source in solution.sources if source.path.endswith((".cpp", ".cc"))]
+    units = [f"./{source.path}" for source in solution.sources if source.path.endswith((".cpp", ".cc"))]
     if not units:
         raise BuildFailed(f"solution {solution.name} has no .cpp source")
     # Contraction to FMA is what the incumbent's libraries do as well, and never loses precision against two roundings.
@@ -98,20 +103,34 @@ def write_sources(sources: Sequence[SourceFile], folder: Path) -> None:
     """Writes the sources, the ABI header and the list of exports.
 
     Raises:
-        BuildFailed: a path leaves the folder or takes the place of a file of ours.
+        BuildFailed: a name that is not plain, stands twice or takes the place of a file of ours; too many sources; or
+            sources that cannot be written (a file that is a folder too, say).
     """
     ours = {ABI_HEADER.name: ABI_HEADER.read_text(), "exports.map": _EXPORTS}
+    if len(sources) > _MOST_SOURCES:
+        raise BuildFailed(f"{len(sources)} sources: at most {_MOST_SOURCES}")
+    if len({source.path for source in sources}) < len(sources):
+        raise BuildFailed("two sources have the same path")
     for source in sources:
-        path = PurePosixPath(source.path)
-        if path.is_absolute() or ".." in path.parts or source.path.startswith("-"):
-            raise BuildFailed(f"source path {source.path!r} must lie inside the solution")
-        if source.path in ours:
-            raise BuildFailed(f"source path {source.path!r} is reserved")
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(source.content)
+        _check_name(source.path, {*ours, LIBRARY})
+        target = folder / source.path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.content)
+        except (OSError, ValueError) as error:
+            raise BuildFailed(f"source {source.path!r} cannot be written: {error}") from error
     for name, content in ours.items():
         (folder / name).write_text(content)
+
+
+def _check_name(path: str, reserved: set[str]) -> None:
+    if len(path) > _LONGEST_NAME or not _NAME.fullmatch(path):
+        raise BuildFailed(
+            f"source path {path[: 2 * _LONGEST_NAME]!r} must lie inside the solution, in at most {_LONGEST_NAME} "
+            f"letters, digits and _ . - /, each part beginning with a letter, a digit or _"
+        )
+    if path.split("/", maxsplit=1)[0] in reserved:
+        raise BuildFailed(f"source path {path!r} is reserved")
 
 
 def build(solution: Solution, folder: Path, toolchain: Toolchain, runner: CommandRunner) -> BuiltLibrary:

@@ -39,10 +39,41 @@ def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
     inspect_library(first.content(), packs=False)
 
 
-@pytest.mark.parametrize("path", ["/etc/x.cpp", "../x.cpp", "a/../../x.cpp", "-x.cpp"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/x.cpp",
+        "../x.cpp",
+        "a/../../x.cpp",
+        "-x.cpp",
+        "@x.cc",
+        "",
+        ".",
+        "a//b.cc",
+        "a/",
+        "a b.cc",
+        "a\0.cc",
+        "x" * 101,
+        "é.cc",
+        "a\n",
+    ],
+)
 def test_a_source_stays_inside_its_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(BuildFailed, match="inside the solution"):
         build(solution(SourceFile(path=path, content=SOURCE)), tmp_path, detect_toolchain(), run_command)
+
+
+def test_sources_are_few_and_have_paths_of_their_own(tmp_path: Path) -> None:
+    many = [SourceFile(path=f"{index}.cc", content="") for index in range(33)]
+    twice = [SourceFile(path="kernel.cpp", content=SOURCE)] * 2
+    both = [SourceFile(path="a", content=""), SourceFile(path="a/b.h", content="")]
+    for sources, why in ((many, "at most 32"), (twice, "the same path"), (both, "cannot be written")):
+        with pytest.raises(BuildFailed, match=why):
+            build(solution(*sources), tmp_path, detect_toolchain(), run_command)
+
+
+def test_a_source_is_named_as_a_file_to_the_compiler() -> None:
+    assert "./kernel.cpp" in compile_command(solution(), detect_toolchain())
 
 
 def test_the_abi_header_cannot_be_replaced(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ _READABLE = tuple(
 _CPU_S = 60
 _MEMORY = 4 << 30
 _FILE_BYTES = 64 << 20
+_PROCESSES = 256  # beyond those of the user; a compiler needs five
 
 
 def main() -> None:
     folder, command = Path(sys.argv[1]), sys.argv[2:]
     os.chdir(folder)
-    limits.apply(cpu_s=_CPU_S, memory=_MEMORY, file_bytes=_FILE_BYTES)
+    processes = limits.processes_now() + _PROCESSES
+    limits.apply(cpu_s=_CPU_S, memory=_MEMORY, file_bytes=_FILE_BYTES, processes=processes)
     if landlock.version():
         readable = [(path, landlock.RUN) for path in _READABLE]
         rules = [*readable, (Path("/dev/null"), landlock.EVERYTHING), (folder, landlock.EVERYTHING)]
