@@ -109,6 +109,13 @@ class Image:
             values.setdefault(tag, []).append(value)
         raise MalformedElf("the dynamic section has no end")
 
+    def executable(self) -> Iterator[bytes]:
+        """What is mapped executable: the segments, with what shares their pages in the file."""
+        for segment in self.segments:
+            if segment.type == PT_LOAD and segment.flags & PF_X:
+                end = segment.offset + segment.file_size + _PAGE - 1
+                yield self._content[segment.offset & -_PAGE : end & -_PAGE]
+
     def needed(self) -> list[str]:
         return [self._text(value) for value in self.dynamic.get(Dynamic.NEEDED, [])]
 

@@ -3,6 +3,7 @@
 Only what the dynamic loader itself reads is trusted: program headers and the dynamic section, never section headers.
 """
 
+import re
 from collections.abc import Iterable
 
 from polymorph.kernels.elf import (
@@ -39,6 +40,20 @@ _LOADER_PATHS = (
     Dynamic.AUXILIARY,
     Dynamic.FILTER,
 )
+# Found at any offset, since a jump into a constant runs its bytes. Aligned words only on AArch64, but as cheap to refuse.
+_FORBIDDEN_CODE = {
+    EM_X86_64: {
+        "syscall": rb"\x0f\x05",
+        "sysenter": rb"\x0f\x34",
+        "int 0x80": rb"\xcd\x80",
+        "rdtsc": rb"\x0f\x31",
+        "rdpmc": rb"\x0f\x33",
+        "rdtscp": rb"\x0f\x01\xf9",
+        "rdrand or rdseed": rb"\x0f\xc7[\xf0-\xff]",
+        "wrfsbase or wrgsbase": rb"\xf3[\x40-\x4f]?\x0f\xae[\xd0-\xdf]",
+    },
+    EM_AARCH64: {"svc": rb"[\x01\x21\x41\x61\x81\xa1\xc1\xe1][\x00-\xff][\x00-\x1f]\xd4"},
+}
 _STT_FUNC = 2
 _STT_GNU_IFUNC = 10
 _IRELATIVE = {EM_X86_64: 37, EM_AARCH64: 1032}
@@ -63,6 +78,7 @@ def inspect_library(content: bytes, *, packs: bool, isa: Isa = Isa.GENERIC) -> N
         reasons = [
             *_machine(image, isa),
             *_segments(image),
+            *_code(image),
             *_dynamic(image),
             *_relocations(image),
             *_symbols(image.symbols(), packs=packs),
@@ -94,6 +110,17 @@ def _segments(image: Image) -> Iterable[str]:
             yield "a program interpreter: it is an executable"
         if segment.type == PT_TLS:
             yield "thread-local storage: a kernel keeps no state"
+
+
+def _code(image: Image) -> Iterable[str]:
+    for code in image.executable():
+        for name, pattern in _FORBIDDEN_CODE.get(image.machine, {}).items():
+            found = re.search(pattern, code, re.DOTALL)
+            if found:
+                yield (
+                    f"bytes of {name} at {found.start():#x} of its code: a kernel needs none; where they came by chance, "
+                    f"in a constant or an offset, change the constant or the order of the code"
+                )
 
 
 def _dynamic(image: Image) -> Iterable[str]:

@@ -1,5 +1,6 @@
 """Each rule of kernels.inspect, with a library that breaks it."""
 
+import platform
 import subprocess
 from pathlib import Path
 
@@ -72,6 +73,37 @@ def test_a_violating_library_is_refused(
     content = library(tmp_path, source, *flags)
     with pytest.raises(LibraryRefused, match=reason):
         inspect_library(content, packs=False)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="bytes of x86-64 code")
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("0x0f, 0x05", "syscall"),
+        ("0xb8, 0x0f, 0x05, 0, 0", "syscall"),
+        ("0x0f, 0x34", "sysenter"),
+        ("0xcd, 0x80", "int 0x80"),
+        ("0x0f, 0x31", "rdtsc"),
+        ("0x0f, 0x33", "rdpmc"),
+        ("0x0f, 0x01, 0xf9", "rdtscp"),
+        ("0x0f, 0xc7, 0xf0", "rdrand"),
+        ("0xf3, 0x48, 0x0f, 0xae, 0xd0", "wrfsbase"),
+        ("0xf3, 0x0f, 0xae, 0xd8", "wrgsbase"),
+    ],
+)
+def test_bytes_of_a_forbidden_instruction_are_refused_at_any_offset(
+    tmp_path: Path, code: str, name: str
+) -> None:
+    source = f'extern "C" int pm_run() {{ asm volatile(".byte 0x90, {code}"); return 0; }}'
+    with pytest.raises(LibraryRefused, match=f"bytes of .*{name}"):
+        inspect_library(library(tmp_path, source), packs=False)
+
+
+def test_the_same_bytes_in_data_are_only_data(tmp_path: Path) -> None:
+    data = '__attribute__((visibility("hidden"), used)) extern const unsigned char kept[] = {0x0f, 0x05};'
+    content = library(tmp_path, RUN + data, "-Wl,-z,separate-code")
+    assert b"\x0f\x05" in content
+    inspect_library(content, packs=False)
 
 
 def test_a_packing_kernel_must_export_its_packing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ inspection.
 
 import re
 
+from polymorph.evaluator.domain.tokens import code_of
 from polymorph.kernels.schema import Solution
 
 _MOST_BYTES = 200_000
@@ -18,9 +19,10 @@ _WIRES = (
     (r"\bsyscall\b|\bint\s*0x80\b", "a system call: a kernel makes none"),
     (r"#\s*pragma\s+omp|_Pragma|\bomp_\w+|\bpthread_\w+|\bstd::thread\b|\bclone3?\s*\(", "threads of its own: use context->parallel_for"),
     (r"#\s*pragma\s+GCC\s+(?:optimize|target|push_options)", "changes the compiler's options: name the tier in `isa`"),
-    (r"__attribute__\s*\(\([^)]*\b(?:constructor|destructor|ifunc|section|alias|weak|cleanup)\b", "an attribute that runs or places code by itself"),
-    (r"\[\[\s*gnu::(?:constructor|destructor|ifunc|section|alias|weak)", "an attribute that runs or places code by itself"),
-    (r"\bconstructor\b\s*(?:\(|\))", "code that runs when it is loaded"),
+    (r"#\s*pragma\b(?!\s+(?:once|omp|GCC\s+(?:unroll|ivdep|diagnostic|optimize|target|push_options))\b)", "a pragma: only once and GCC unroll, ivdep and diagnostic"),
+    (r"__attribute__\s*\(\([^)]*\b_*(?:constructor|destructor|ifunc|section|alias|weak|cleanup)_*\b", "an attribute that runs or places code by itself"),
+    (r"\[\[[^\]]*\b_*(?:constructor|destructor|ifunc|section|alias|weak|cleanup)_*\b", "an attribute that runs or places code by itself"),
+    (r"\b_*(?:con|de)structor_*\b\s*(?:\(|\))", "code that runs when it is loaded"),
     (r"__builtin_(?:ia32_)?rdtscp?\b|\b_*rdtscp?\b|\b_rdpmc\b|\b__builtin_readcyclecounter\b|\bcntvct", "reads a clock: a kernel must not know the time"),
     (r"\bclock\w*\s*\(|\bgettimeofday\b|\btime\s*\(", "reads a clock: a kernel must not know the time"),
     (r"\b(?:fopen|fork|vfork|execv\w*|system|socket|connect|mmap|mprotect|dlopen|dlsym|getenv|environ|exit|abort|_exit|raise|kill)\s*\(", "calls the operating system: a kernel makes no such call"),
@@ -30,15 +32,15 @@ _WIRES = (
     (r"\bhx_\w+|\bpm_context_\w*create", "names the evaluator's own code"),
     (r"\bvolatile\b", "volatile: there is nothing to wait for in a kernel"),
     (r"\bsetjmp\b|\blongjmp\b|__builtin_(?:return_address|frame_address|eh_return|longjmp|setjmp|trap)\b", "reaches for frames of its caller"),
+    (r"\b__has_(?:include|include_next|embed)\b", "asks which files there are"),
     (r"\b__cpuid\w*|\b_xgetbv\b|\b__builtin_cpu_\w+", "asks what machine this is: context->isa tells"),
 )  # fmt: skip
-_INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|embed|import)\b\s*(.*)$", re.MULTILINE)
+_INCLUDE = re.compile(r"^\s*#\s*(include\w*|embed|import)\b\s*(.*)$", re.MULTILINE)
+_LITERAL_NAME = re.compile(r'(?:"([^"<>]+)"|<([^"<>]+)>)\s*')
 _MUTABLE = re.compile(
     r"(?:^|[;{}])\s*static\s+(?!inline\b|const\b|constexpr\b|void\b|int32_t\s+\w+\s*\(|int64_t\s+\w+\s*\()[^;()]*[;=\[]",
     re.MULTILINE,
 )
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_JOINED = re.compile(r"\\\r?\n|\?\?/\r?\n")
 
 
 def tripped(solution: Solution) -> list[str]:
@@ -49,8 +51,8 @@ def tripped(solution: Solution) -> list[str]:
         found.append(f"{total} bytes of source: at most {_MOST_BYTES}")
     own = {source.path for source in solution.sources}
     for source in solution.sources:
-        # Lines are joined and comments removed as the compiler does it, so that neither hides a word.
-        text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n") or " ", _JOINED.sub("", source.content))
+        text, unread = code_of(source.content)
+        found += [f"{source.path}:{line}: {why}" for line, why in unread[:5]]
         found += [f"{source.path}:{line}: {why}" for line, why in _scan(text)]
         found += [f"{source.path}:{line}: {why}" for line, why in _includes(text, own)]
         if "##" in text:
@@ -70,11 +72,11 @@ def _scan(text: str) -> list[tuple[int, str]]:
 def _includes(text: str, own: set[str]) -> list[tuple[int, str]]:
     hits = []
     for match in _INCLUDE.finditer(text):
-        name = match[1].strip().strip('<>"')
-        if name not in _HEADERS and name not in own:
-            hits.append(
-                (_line(text, match.start()), f"includes {name!r}: only the ABI, integer types and intrinsics")
-            )
+        name = _LITERAL_NAME.fullmatch(match[2]) if match[1] == "include" else None
+        # A name that a macro gives can be any file; so can one that the preprocessor looks up by itself.
+        if name is None or not (name[1] in own or (name[1] or name[2]) in _HEADERS):
+            why = f"includes {match[2].strip()}: only its own files, the ABI, integer types and intrinsics, by name"
+            hits.append((_line(text, match.start()), why))
     return hits
 
 
