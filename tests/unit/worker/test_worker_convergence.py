@@ -378,6 +378,27 @@ async def test_bursts_end_by_themselves_and_are_reported(house: House) -> None:
     assert 0.05 <= record.envelope.data["stolen_s"] < 1.0
 
 
+async def test_one_lease_has_the_host_though_both_ask_while_it_breathes(house: House) -> None:
+    leasing = HostLeasing("p", "w", house.engine, SystemClock(), lambda: True)  # type: ignore[arg-type]
+
+    def ask(lease_id: str, *, release: bool = False) -> Any:
+        return leasing.ask(LeaseHost(worker_id="w", lease_id=lease_id, burst_s=0.3, release=release))
+
+    assert (await ask("a")).granted
+    await asyncio.sleep(0.1)
+    await ask("a", release=True)
+    again = asyncio.create_task(ask("a"))
+    await asyncio.sleep(0)
+    first, second, released = await asyncio.gather(again, ask("b"), ask("b", release=True))
+    assert (first.granted, second.granted) == (True, False)
+    assert second.reason == "lease a has the host"
+    assert not released.granted
+    await ask("b", release=True)
+    assert house.engine.paused
+    await ask("a", release=True)
+    assert not house.engine.paused
+
+
 def test_slot_bindings_are_plain_values() -> None:
     binding = SlotBinding(DEFINITION, 1, 8, "/x.so", "a")
     assert SlotBinding.of(vars(binding)) == binding

@@ -32,15 +32,23 @@ class HostLeasing:
         self._lease: HostLease | None = None
         self._burst: asyncio.Task[None] | None = None
         self._release = asyncio.Event()
+        self._granting = asyncio.Lock()
         self._last_paused_s = 0.0
         self._resumed_at = clock.monotonic()
 
     async def ask(self, request: LeaseHost) -> LeaseAnswer:
         """Grants a burst, or ends the one that runs."""
-        if request.release:
-            return await self._end()
-        if self._lease is not None and self._burst is not None and self._lease.lease_id != request.lease_id:
-            return LeaseAnswer(granted=False, reason=f"lease {self._lease.lease_id} has the host")
+        if request.release:  # waits for no grant: it ends a burst that runs
+            return self._held_by_another(request) or await self._end()
+        async with self._granting:  # while one breathes, no other is granted the host
+            return self._held_by_another(request) or await self._grant(request)
+
+    def _held_by_another(self, request: LeaseHost) -> LeaseAnswer | None:
+        if self._lease is None or self._burst is None or self._lease.lease_id == request.lease_id:
+            return None
+        return LeaseAnswer(granted=False, reason=f"lease {self._lease.lease_id} has the host")
+
+    async def _grant(self, request: LeaseHost) -> LeaseAnswer:
         await self._end()
         await self._breathe()
         if self._lease is None or self._lease.lease_id != request.lease_id:
