@@ -1,8 +1,10 @@
 """The slots of one engine process: which layers have one, what they run, what they served."""
 
+import contextlib
 import json
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,13 +67,7 @@ class Slots:
         Raises:
             BindingRefused: a binding that cannot run here.
         """
-        bindings = checked(documents, self.definitions())
-        missing = self._missing(bindings)
-        until = time.monotonic() + seconds
-        while missing and time.monotonic() < until:
-            layer, binding = missing.pop()
-            self._pack(layer, binding)
-        return len(missing)
+        return self._pack_until(time.monotonic() + seconds, checked(documents, self.definitions()))
 
     def engage(self, documents: Iterable[Mapping[str, Any]], *, keep_packed: bool = False) -> int:
         """Makes the bindings the whole new table; returns its epoch. Packed weights that it does not use are freed,
@@ -79,15 +75,15 @@ class Slots:
 
         Raises:
             BindingRefused: a binding that cannot run here; the old table stays.
+            ValueError, RuntimeError: likewise, by the dispatcher.
         """
-        documents = list(documents)
         bindings = checked(documents, self.definitions())
-        for layer, binding in self._missing(bindings):
-            self._pack(layer, binding)
-        self.ops.table_begin()
-        for binding in bindings:
-            self._fill(binding)
-        epoch = int(self.ops.table_commit())
+        self._pack_until(math.inf, bindings)
+        with self._freed_on_refusal():
+            self.ops.table_begin()
+            for binding in bindings:
+                self._fill(binding)
+            epoch = int(self.ops.table_commit())
         self.engaged = bindings
         if not keep_packed:
             self._drop_unused()
@@ -106,6 +102,22 @@ class Slots:
 
     def _served_by(self, binding: SlotBinding) -> list[LinearLayer]:
         return [layer for layer in self.layers if layer.definition == binding.definition]
+
+    def _pack_until(self, until: float, bindings: list[SlotBinding]) -> int:
+        with self._freed_on_refusal():
+            missing = self._missing(bindings)
+            while missing and time.monotonic() < until:
+                self._pack(*missing.pop())
+        return len(missing)
+
+    @contextlib.contextmanager
+    def _freed_on_refusal(self) -> Iterator[None]:
+        """What was packed for refused bindings would take the budget of those that come after."""
+        try:
+            yield
+        except (ValueError, RuntimeError):
+            self._drop_unused()
+            raise
 
     def _missing(self, bindings: list[SlotBinding]) -> list[tuple[LinearLayer, SlotBinding]]:
         wanted: dict[tuple[int, str], tuple[LinearLayer, SlotBinding]] = {}

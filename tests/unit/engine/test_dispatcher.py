@@ -179,3 +179,20 @@ def test_the_call_stays_one_operator_in_a_compiled_graph() -> None:
     x = torch.randn(2, layer.k)
     torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight) * 2)
     assert any("polymorph.linear" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+@pytest.mark.parametrize("step", ["prepare", "engage"])
+def test_a_refusal_frees_what_was_packed_for_it(libraries: dict[str, str], step: str) -> None:
+    layer = Layer()
+    one = layer.n * layer.k * 2
+    layer.slots.packed_budget = 3 * one
+    layer.slots.add_linear(layer.weight.clone(), TORCH, layer.weight, held_by_model=False)
+    layer.slots.engage([layer.binding(libraries["all"], f"k-before-{step}")])
+    assert layer.slots.packed_bytes() == 2 * one
+    with pytest.raises(BindingRefused, match="budget of"):
+        getattr(layer.slots, step)(
+            [layer.binding(libraries["small"], "k-second")], *([10.0] if step == "prepare" else [])
+        )
+    assert layer.slots.packed_bytes() == 2 * one
+    layer(torch.randn(1, layer.k))
+    assert layer.counts()["artifacts"][f"k-before-{step}"]["served"]["calls"] == 1
