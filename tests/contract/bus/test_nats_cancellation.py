@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from nats.aio.subscription import Subscription
 
 from polymorph.bus.port import Consumption
+from polymorph.events.requests import PlaceRequest
 from polymorph.events.types import WorkerRefused
 
 pytestmark = pytest.mark.real
@@ -26,6 +28,30 @@ async def test_a_cancelled_call_ends_its_task(bus_factory):
         task.cancel()
         _, left = await asyncio.wait({task}, timeout=2)
         assert not left
+
+
+async def test_a_conversation_cancelled_with_its_first_answer_ends(bus_factory, monkeypatch):
+    bus, other = await bus_factory(), await bus_factory()
+
+    async def answer(body, reply):
+        await reply(b"placed")
+
+    await other.respond(PlaceRequest, "*", answer)
+    next_msg = Subscription.next_msg
+
+    async def and_cancelled(subscription, **waits):
+        message = await next_msg(subscription, **waits)
+        asking.cancel()  # what wait_for does with a cancellation in this turn: it gives the message
+        return message
+
+    async def ask():
+        async with bus.converse(PlaceRequest(pool="p", request_id="r1"), first_s=5):
+            pytest.fail("its client has left")
+
+    monkeypatch.setattr(Subscription, "next_msg", and_cancelled)
+    asking = asyncio.ensure_future(ask())
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_a_consumer_cancelled_while_it_acknowledges_ends(bus_factory):

@@ -46,7 +46,9 @@ class Asking:
             with told_as_bus_errors(f"ask {where}"):
                 body = request.model_dump_json().encode()
                 await self._connection.client.publish(where, body, reply=inbox, headers=traced({}) or None)
+                cancellation = Cancellation()
                 first = await answers.next_msg(timeout=first_s)
+                cancellation.heed()
             if (first.headers or {}).get("Status") == NO_RESPONDERS:
                 raise Unavailable(f"ask {where}: nobody answers")
             yield _bodies(first, answers)
