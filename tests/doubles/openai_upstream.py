@@ -82,6 +82,7 @@ class OpenAIUpstream:
         self.arrived = asyncio.Event()
         self.release = asyncio.Semaphore(0)
         self.healthy = True
+        self.frozen = False
         self.resets_left = 0
         self.connections = 0
         self._server: asyncio.Server | None = None
@@ -104,6 +105,11 @@ class OpenAIUpstream:
                 writer.transport.abort()
             await self._server.wait_closed()
             self._server = None
+
+    def refuse_new(self) -> None:
+        """Stops listening and goes on with what it has, as a draining process does."""
+        if self._server is not None:
+            self._server.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -131,6 +137,9 @@ class OpenAIUpstream:
         target = head[0].split(" ")[1]
         headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
+        if self.frozen:  # as a host that stands still: connections are accepted, and nothing is answered
+            await reader.gone.wait()
+            return False
         if target == "/health":
             return await self._plain(writer, 200 if self.healthy else 503, b"", "text/plain")
         if target == "/v1/models":

@@ -213,6 +213,78 @@ async def test_a_body_that_breaks_off_never_looks_whole(services, upstream):
             await client.post(f"{url}/v1/completions", content=body, headers={**JSON, "x-double": "short"})
 
 
+@pytest.mark.parametrize("idle_s", [3.0, 0.01])
+async def test_a_worker_that_freezes_before_the_first_byte_is_replaced(
+    services, upstream, second, chat, idle_s
+):
+    """On a connection that was warm and on a fresh one."""
+    url = await services.ready_gateway(
+        workers=[upstream.url, second.url],
+        probe_interval_s=0.1,
+        probe_timeout_s=0.3,
+        upstream_idle_s=idle_s,
+    )
+    headers = {**JSON, "x-session-id": "one"}
+    async with httpx.AsyncClient(timeout=20) as client:
+        first = await client.post(f"{url}/v1/chat/completions", content=chat, headers=headers)
+        await asyncio.sleep(0.1)
+        frozen = upstream if first.headers["x-engine"] == upstream.name else second
+        frozen.frozen = True
+        answer = await client.post(f"{url}/v1/chat/completions", content=chat, headers=headers)
+        assert answer.content == b"".join(EVENTS)
+        assert {first.headers["x-engine"], answer.headers["x-engine"]} == {"double", "second"}
+
+
+async def test_a_stream_of_a_worker_that_freezes_ends_with_an_error_event(services, upstream, chat):
+    url = await services.ready_gateway(workers=[upstream.url], probe_interval_s=0.1, probe_timeout_s=0.3)
+    got = b""
+    async with httpx.AsyncClient(timeout=20) as client:
+        with pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012 - it breaks where it is read
+            async with client.stream(
+                "POST", f"{url}/v1/chat/completions", content=chat, headers={**JSON, "x-double": "gated"}
+            ) as answer:
+                async for chunk in answer.aiter_raw():
+                    got += chunk
+                    upstream.frozen = True
+    assert got.startswith(EVENTS[0])
+    assert b"stream_interrupted" in got
+    assert b"[DONE]" not in got
+
+
+async def test_a_worker_that_drains_finishes_what_it_has(services, upstream, chat):
+    """It refuses new connections; a long answer that says nothing yet is no sign of death."""
+    url = await services.ready_gateway(workers=[upstream.url], probe_interval_s=0.1, probe_timeout_s=0.3)
+    async with httpx.AsyncClient(timeout=20) as client:
+        waiting = asyncio.create_task(
+            client.post(f"{url}/v1/chat/completions", content=chat, headers={**JSON, "x-double": "gated"})
+        )
+        await asyncio.wait_for(upstream.arrived.wait(), 5)
+        upstream.refuse_new()
+        await until_status(client, f"{url}/readyz", 503)
+        await asyncio.sleep(1.0)  # longer than a frozen worker's requests are kept
+        for _ in EVENTS:
+            upstream.release.release()
+        assert (await waiting).content == b"".join(EVENTS)
+
+
+@pytest.mark.parametrize("odd", [5, None, ["m"]])
+async def test_a_worker_that_names_its_model_oddly_ends_no_probing(services, upstream, second, odd):
+    upstream.model = odd
+    url = await services.ready_gateway(workers=[upstream.url, second.url], probe_interval_s=0.1)
+    async with httpx.AsyncClient() as client:
+        assert [entry["id"] for entry in (await client.get(f"{url}/v1/models")).json()["data"]] == ["m"]
+        second.healthy = False
+        await until_status(client, f"{url}/readyz", 503)
+        upstream.model = "late"
+        await until_status(client, f"{url}/v1/models/late", 200)
+
+
+async def until_status(client: httpx.AsyncClient, url: str, status: int) -> None:
+    async with asyncio.timeout(15):
+        while (await client.get(url)).status_code != status:
+            await asyncio.sleep(0.02)
+
+
 async def test_connections_are_kept_and_not_limited(services, upstream, chat):
     """150 streams at once, more than any pool of 100; one after the other they share one connection."""
     url = await services.ready_gateway(workers=[upstream.url])

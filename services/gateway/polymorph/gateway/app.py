@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import FastAPI
@@ -19,6 +20,9 @@ from polymorph.gateway.adapters.watching import Watching
 from polymorph.gateway.domain.fleet import Fleet, FleetRules
 from polymorph.gateway.handlers import Forward
 from polymorph.gateway.settings import GatewaySettings
+
+_log = logging.getLogger(__name__)
+_AGAIN_S = 1.0
 
 
 class Gateway:
@@ -81,13 +85,13 @@ class Gateway:
         del app
         self._registry.load()
         background = [
-            asyncio.create_task(work)
+            asyncio.create_task(_for_ever(work))
             for work in (
-                self._link.run(),
-                self._registry.watch(),
-                self._registry.probe(),
-                self._registry.save(),
-                self._telegraph.run(),
+                self._link.run,
+                self._registry.watch,
+                self._registry.probe,
+                self._registry.save,
+                self._telegraph.run,
             )
         ]
         try:
@@ -101,3 +105,13 @@ class Gateway:
             await self._telegraph.flush()
             await self._link.close()
             self._upstreams.close()
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    """Keeps a background task going: requests are served on what it keeps, and nobody else would see it end."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - the loop that keeps the others
+            _log.exception("%s ended and starts again in %g s", work.__qualname__, _AGAIN_S)
+        await asyncio.sleep(_AGAIN_S)

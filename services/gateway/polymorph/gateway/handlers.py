@@ -168,7 +168,7 @@ class Forward:
                 connection.send(request, body)
                 return connection, await connection.head()
             except ResetEarly:
-                if not warm:
+                if not warm or connection.failed:
                     raise
             except asyncio.CancelledError:
                 connection.abort()

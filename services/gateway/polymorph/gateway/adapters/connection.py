@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
+        self._heard = 0.0
         self.exchanges = 0
         self.closed = False
         self._begin()
@@ -71,12 +72,23 @@ class Connection(asyncio.Protocol):
         """Whether every byte of the body was taken."""
         return self._complete and not self._chunks
 
+    @property
+    def failed(self) -> bool:
+        """Whether the exchange ended for a reason of its own: not since the worker closed a connection that was idle."""
+        return self._error is not None
+
+    def silent_for(self, seconds: float) -> bool:
+        """Whether an exchange waits for the worker and no byte came for so long."""
+        waits = self._waiter is not None and not self._paused
+        return waits and asyncio.get_running_loop().time() - self._heard > seconds
+
     def send(self, head: bytes, body: bytes) -> None:
         """Sends one request."""
         if self._transport is None or self.closed:
             raise ResetEarly("the connection was closed while idle")
         self.exchanges += 1
         self._begin()
+        self._heard = asyncio.get_running_loop().time()
         if len(body) < _HIGH_WATER:
             self._transport.write(head + body)
         else:
@@ -107,9 +119,10 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return taken
 
-    def abort(self) -> None:
-        """Closes at once: the worker sees its client leave."""
+    def abort(self, reason: str | None = None) -> None:
+        """Closes at once: the worker sees its client leave; whoever waits for it is told the reason."""
         self.closed = True
+        self._error = self._error or reason
         if self._transport is not None:
             self._transport.abort()
 
@@ -130,6 +143,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
         if self._complete or not self.exchanges:
             self.abort()  # nobody asked: the next answer would be somebody else's
             return

@@ -15,7 +15,7 @@ from polymorph.events.state import WorkerRecord
 from polymorph.gateway.adapters.connection import ConnectFailed, UpstreamError
 from polymorph.gateway.adapters.link import Link
 from polymorph.gateway.adapters.static import StaticWorkers
-from polymorph.gateway.adapters.upstream import Upstreams
+from polymorph.gateway.adapters.upstream import Upstreams, origin
 from polymorph.gateway.domain.fleet import Fleet
 
 _log = logging.getLogger(__name__)
@@ -118,13 +118,19 @@ class Registry:
             status, _ = await self._upstreams.get(worker.url, "/health", self._probe_timeout_s)
         except (UpstreamError, ValueError) as error:
             refused = isinstance(error, ConnectFailed) and error.refused
-            self._fleet.refute(worker.worker_id, self._clock.monotonic(), refused=refused)
             _log.info("worker %s failed its probe: %s", worker.worker_id, error)
+            self._refute(worker, refused=refused)
             return
         if status == 200:
             self._fleet.confirm(worker.worker_id, self._clock.monotonic())
         else:
-            self._fleet.refute(worker.worker_id, self._clock.monotonic(), refused=False)
+            self._refute(worker, refused=False)
+
+    def _refute(self, worker: WorkerRecord, *, refused: bool) -> None:
+        dead = self._fleet.refute(worker.worker_id, self._clock.monotonic(), refused=refused)
+        # One that refuses new connections may be draining: its host ends what it does not finish.
+        if dead and not refused:
+            self._upstreams.give_up(origin(worker.url), self._probe_timeout_s)
 
 
 def _write(file: Path, content: bytes) -> None:

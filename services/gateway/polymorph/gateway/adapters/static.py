@@ -31,17 +31,20 @@ class StaticWorkers:
     async def _ask(self, url: str, fleet: Fleet, upstreams: Upstreams, timeout_s: float) -> None:
         try:
             status, body = await upstreams.get(url, "/v1/models", timeout_s)
-            names = [entry["id"] for entry in json.loads(body)["data"]] if status == 200 else []
-        except (UpstreamError, ValueError, KeyError, TypeError) as error:
+            entries = json.loads(body)["data"] if status == 200 else []
+            records = [_record(url, entry["id"]) for entry in entries]
+        except (UpstreamError, ValueError, KeyError, TypeError, RecursionError) as error:
             _log.info("worker %s tells no models yet: %s", url, error)
             return
-        for name in names:
-            fleet.put(_record(url, name), self._clock.monotonic(), static=True)
-        if names:
+        for record in records:
+            fleet.put(record, self._clock.monotonic(), static=True)
+        if records:
             self._unknown.discard(url)
 
 
-def _record(url: str, model: str) -> WorkerRecord:
+def _record(url: str, model: object) -> WorkerRecord:
+    if not isinstance(model, str):
+        raise TypeError(f"the id of a model is {model!r}, not a text")
     return WorkerRecord(
         worker_id=token(f"{url} {model}"),
         pool=pool_id(model),

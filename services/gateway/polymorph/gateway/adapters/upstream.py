@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from polymorph.gateway.adapters.connection import ConnectFailed, Connection, UpstreamError
 
@@ -44,6 +45,7 @@ class Upstreams:
         self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
         self._idle: defaultdict[Origin, dict[Connection, asyncio.TimerHandle]] = defaultdict(dict)
+        self._open: defaultdict[Origin, WeakSet[Connection]] = defaultdict(WeakSet)
 
     async def take(self, where: Origin) -> Connection:
         """A warm connection, else a new one.
@@ -70,7 +72,10 @@ class Upstreams:
             message = f"no connection to {where.host}:{where.port} within {self._connect_timeout_s:g} s"
             raise ConnectFailed(message, refused=False) from error
         except OSError as error:
-            raise ConnectFailed(f"{where.host}:{where.port}: {error}", refused=True) from error
+            # Only the host itself refuses; "no route" and "unknown name" say that nobody answers.
+            refused = isinstance(error, ConnectionRefusedError)
+            raise ConnectFailed(f"{where.host}:{where.port}: {error}", refused=refused) from error
+        self._open[where].add(connection)
         return connection
 
     def give_back(self, where: Origin, connection: Connection) -> None:
@@ -80,6 +85,12 @@ class Upstreams:
             return
         timer = asyncio.get_running_loop().call_later(self._idle_s, self._expire, where, connection)
         self._idle[where][connection] = timer
+
+    def give_up(self, where: Origin, silent_s: float) -> None:
+        """Aborts the exchanges that heard nothing for `silent_s`: a frozen worker never ends them by itself."""
+        for connection in list(self._open[where]):
+            if connection.silent_for(silent_s):
+                connection.abort("the worker is dead: it answers neither its probes nor this request")
 
     async def get(self, url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
         """A small GET, for probes: status and body.

@@ -81,11 +81,14 @@ class Fleet:
         if member.record.state == "starting":
             member.record = member.record.model_copy(update={"state": "ready"})
 
-    def refute(self, worker_id: str, now: float, *, refused: bool) -> None:
-        """A probe failed. Only a refused connection is proof; a slow answer may be load, and is believed thrice."""
+    def refute(self, worker_id: str, now: float, *, refused: bool) -> bool:
+        """A probe failed. Only a refused connection is proof; a slow answer may be load, and is believed thrice.
+
+        Returns whether the worker is dead by now.
+        """
         member = self._members.get(worker_id)
         if member is None:
-            return
+            return False
         member.suspect = True
         member.failures += 1
         if refused or member.failures >= _SOFT_FAILURES:
@@ -93,6 +96,7 @@ class Fleet:
             member.probe_at = now + _DEAD_PROBE_S
         if member.dead and not member.static and now - member.heard > self._rules.forget_after_s:
             del self._members[worker_id]
+        return member.dead
 
     def to_probe(self, now: float) -> list[WorkerRecord]:
         """Who must be looked at now."""
