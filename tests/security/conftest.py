@@ -1,6 +1,7 @@
 """The evaluator's gates one by one, so that a candidate that one gate refuses can be shown to the next."""
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from polymorph.evaluator.gates.micro import Micro
 from polymorph.evaluator.gates.peaks import measure
 from polymorph.evaluator.gates.subject import Subject
 from polymorph.events.values import Gate
+from polymorph.kernels.build import build
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.schema import BuildSpec, Solution, SolutionExtension, SourceFile
 from polymorph.kernels.toolchain import detect_toolchain
 
 KERNELS = Path(__file__).parent / "kernels"
 DEFINITION = "gemm_n272_k64_f32"
+FUSED = "fused_add_rms_norm_h576_f32"
 
 
 class Gates:
@@ -34,6 +37,7 @@ class Gates:
 
     def __init__(self, folder: Path, level: Isolation, lane: Lane) -> None:
         self.toolchain, self.lane = detect_toolchain(), lane
+        folder.mkdir(exist_ok=True)
         self.builder = Builder(self.toolchain, confined(level), Cpu.read().isa, folder)
 
     def solution(
@@ -56,27 +60,38 @@ class Gates:
             x_polymorph=SolutionExtension(isa=Cpu.read().isa.name, layout_source="layout.h"),
         )  # fmt: skip
 
+    def norm(self, hook: str) -> Solution:
+        """A correct kernel for FUSED, with `hook` where the call begins."""
+        source = (KERNELS / "norm.cpp").read_text().replace("/*HOOK*/", hook)
+        return Solution(
+            name="norm", definition=FUSED, author="test", spec=BuildSpec(),
+            sources=(SourceFile(path="kernel.cpp", content=source),),
+            x_polymorph=SolutionExtension(isa=Cpu.read().isa.name),
+        )  # fmt: skip
+
     def subject(self, solution: Solution, max_m: int) -> Subject:
-        return Subject(solution, operation(DEFINITION), 1, max_m, {max_m: 1.0})
+        return Subject(solution, operation(solution.definition), 1, max_m, {max_m: 1.0})
+
+    def library(self, solution: Solution) -> bytes:
+        """Built as G1 builds, whatever the inspection would say."""
+        folder = Path(tempfile.mkdtemp(dir=self.builder.folder)).absolute()
+        return build(solution, folder, self.toolchain, self.builder.runner).content()
 
     def static(self, solution: Solution) -> Outcome:
         return self.builder.static(solution, DEFINITION)
 
     def build(self, solution: Solution) -> tuple[Outcome, bytes]:
-        return self.builder.build(solution, packs=True)
+        return self.builder.build(solution, packs=solution.x_polymorph.layout_source is not None)
 
     def correct(self, solution: Solution, *, max_m: int = 8, call_s: float = 20.0) -> Outcome:
-        """G2, whatever G0 said."""
-        outcome, library = self.build(solution)
-        assert outcome.passed, outcome.reason
-        return Correctness(self.lane, call_s=call_s).examine(self.subject(solution, max_m), library)
+        """G2, whatever the gates before said."""
+        correctness = Correctness(self.lane, call_s=call_s)
+        return correctness.examine(self.subject(solution, max_m), self.library(solution))
 
     def timed(self, solution: Solution, *, m: int = 8) -> Outcome:
         """G3 in a small design, whatever the gates before said."""
-        outcome, library = self.build(solution)
-        assert outcome.passed, outcome.reason
         micro = Micro(self.lane, lambda: measure(self.lane), Design(2, 2, 2), 1 << 20, FreeHost)
-        return micro.measure(self.subject(solution, m), library, Gate.G3_MICRO)
+        return micro.measure(self.subject(solution, m), self.library(solution), Gate.G3_MICRO)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polymorph.kernels.build import build
-from polymorph.kernels.host.pool import MINIMUM_SCRATCH, HostUnavailable, KernelHost
+from polymorph.kernels.host.pool import SCRATCH_BYTES, HostUnavailable, KernelHost
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.load import Buffer, DtypeCode, Kernel, KernelUnusable, Tensor, contiguous
 from polymorph.kernels.schema import BuildSpec, Solution, SourceFile
@@ -98,7 +98,7 @@ def test_no_iterations_call_nothing(recorder: Kernel, host: KernelHost) -> None:
 def test_a_context_tells_its_tier_threads_and_scratch(recorder: Kernel, host: KernelHost) -> None:
     with host.context(3, isa=Isa.AVX512) as context:
         _, told = record(recorder, context, 1, 1)
-    assert told[:4] == [Isa.AVX512, 3, 0, MINIMUM_SCRATCH]
+    assert told[:4] == [Isa.AVX512, 3, 0, SCRATCH_BYTES]
 
 
 def test_a_context_has_threads_and_scratch(host: KernelHost) -> None:

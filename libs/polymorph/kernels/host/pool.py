@@ -14,7 +14,8 @@ from polymorph.kernels.isa import Isa, detect_isa
 from polymorph.kernels.toolchain import CommandRunner, Toolchain, detect_toolchain, run_command
 
 SOURCE = Path(__file__).parent / "host.cpp"
-MINIMUM_SCRATCH = 256 * 1024
+# Bytes for each thread: the same in an engine, here and in the evaluator, so that no kernel can tell them apart by it.
+SCRATCH_BYTES = 1 << 20
 _FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
 
 
@@ -53,12 +54,12 @@ class KernelHost:
 
     @contextmanager
     def context(
-        self, threads: int, isa: Isa | None = None, scratch_bytes: int = MINIMUM_SCRATCH
+        self, threads: int, isa: Isa | None = None, scratch_bytes: int = SCRATCH_BYTES
     ) -> Iterator[int]:
         """The address of a pm_context with so many threads, freed at the end."""
-        if threads < 1 or scratch_bytes < MINIMUM_SCRATCH:
+        if threads < 1 or scratch_bytes < SCRATCH_BYTES:
             raise ValueError(
-                f"{threads} threads with {scratch_bytes} bytes of scratch: at least 1 and {MINIMUM_SCRATCH}"
+                f"{threads} threads with {scratch_bytes} bytes of scratch: at least 1 and {SCRATCH_BYTES}"
             )
         tier = detect_isa() if isa is None else isa
         address = self._open(tier, threads, scratch_bytes)

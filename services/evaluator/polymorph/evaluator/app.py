@@ -67,8 +67,8 @@ class Evaluator:
         self._serving = False
 
     async def ready(self) -> bool:
-        """The sandbox is up, and the bus is there."""
-        return self._serving and await self._bus.ready()
+        """The sandbox is up, or is started anew by the next job; and the bus is there."""
+        return self._serving and self._lane.ready and await self._bus.ready()
 
     async def run(self, stop: asyncio.Event) -> None:
         self._loop = asyncio.get_running_loop()

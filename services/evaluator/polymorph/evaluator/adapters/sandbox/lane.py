@@ -1,6 +1,7 @@
 """The evaluator's handle on its sandbox: a zygote, and one candidate's process at a time."""
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -14,7 +15,9 @@ from typing import Any, Self
 
 from polymorph.evaluator.adapters.sandbox import isolation, wire
 from polymorph.evaluator.adapters.sandbox.isolation import Isolation
+from polymorph.kernels.host.pool import SCRATCH_BYTES
 
+_log = logging.getLogger(__name__)
 _START_S = 120.0
 _REAP_S = 0.2
 
@@ -118,6 +121,12 @@ class Lane:
         self.native_problem = ""
         self._sock: socket.socket | None = None
         self._zygote: subprocess.Popen[bytes] | None = None
+        self._wanted = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a zygote answered last; one that died is found out, and started anew, by the next process."""
+        return self._sock is not None
 
     def __enter__(self) -> Self:
         self.start()
@@ -130,6 +139,7 @@ class Lane:
 
     def start(self) -> None:
         """Raises `SandboxBroken` where the zygote does not come up."""
+        self._wanted = True
         ours, theirs = socket.socketpair()
         module = "polymorph.evaluator.adapters.sandbox.zygote"
         command = [
@@ -145,12 +155,15 @@ class Lane:
             ready, _ = wire.receive(ours)
         except (wire.Closed, TimeoutError, wire.BadMessage) as error:
             ours.close()
-            self._zygote.kill()
-            self._zygote.wait()
+            self._end()
             raise SandboxBroken("the sandbox did not start; its log tells why") from error
         self._sock, self.native_problem = ours, str(ready["native"])
 
     def stop(self) -> None:
+        self._wanted = False
+        self._end()
+
+    def _end(self) -> None:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -169,6 +182,7 @@ class Lane:
             wire.send(self._sock, message, fds)
             return wire.receive(self._sock)[0]
         except (wire.Closed, TimeoutError, wire.BadMessage) as error:
+            self._end()  # a late answer would be taken for that of the next question
             raise SandboxBroken("the sandbox's zygote does not answer") from error
 
     @contextlib.contextmanager
@@ -184,7 +198,10 @@ class Lane:
         """A fresh process with each arm's libraries loaded (descriptors, one for each load) and the doors locked."""
         ours, theirs = socket.socketpair()
         try:
-            self.control({"do": "spawn"}, (theirs.fileno(),))
+            self._spawn(theirs.fileno())
+        except SandboxBroken:
+            ours.close()
+            raise
         finally:
             theirs.close()
         process = Process(ours, self)
@@ -194,13 +211,24 @@ class Lane:
                 fds=tuple(fd for fds in arms.values() for fd in fds),
                 arms={name: len(fds) for name, fds in arms.items()},
                 native=native, dtype=dtype, cpu_s=cpu_s, memory_gib=memory_gib, cpus=list(self.machine.cpus),
-                isa=self.machine.isa_tier, scratch_bytes=1 << 18,
+                isa=self.machine.isa_tier, scratch_bytes=SCRATCH_BYTES,
                 confined=self.machine.level >= Isolation.FILTERED,
             )  # fmt: skip
             yield process
         finally:
             used = process.end()
             self.cpu_s += used.cpu_s
+
+    def _spawn(self, descriptor: int) -> None:
+        """Asks for a process; a zygote that is dead is started anew, once, unless the lane was stopped."""
+        try:
+            self.control({"do": "spawn"}, (descriptor,))
+        except SandboxBroken as error:
+            if not self._wanted:
+                raise
+            _log.warning("%s: it is started anew", error)
+            self.start()
+            self.control({"do": "spawn"}, (descriptor,))
 
     def _environment(self) -> dict[str, str]:
         """Nothing of ours but what the numerical libraries need; a candidate finds the same everywhere."""
