@@ -143,6 +143,8 @@ def test_a_record_gives_back_the_event_and_refuses_odd_names(tmp_path) -> None:
     records.keep(event)
     assert Records(tmp_path).find("e-1") == event
     assert records.find("e-2") is None
+    (tmp_path / "e-1.json").write_bytes((tmp_path / "e-1.json").read_bytes()[:40])
+    assert records.find("e-1") is None, "a record that was cut off is made anew"
     records.keep(event.model_copy(update={"evaluation_id": "../outside"}))
     assert not (tmp_path.parent / "outside.json").exists()
 

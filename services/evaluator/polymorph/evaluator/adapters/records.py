@@ -1,11 +1,15 @@
 """Finished evaluations on disk: a job that is delivered again gets the answer it got before."""
 
+import logging
 import os
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from polymorph.events.subjects import is_token
 from polymorph.events.types import CandidateEvaluated
 
+_log = logging.getLogger(__name__)
 _KEPT = 5000
 
 
@@ -17,10 +21,15 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, evaluation_id: str) -> CandidateEvaluated | None:
+        """None too for a record that cannot be read: that evaluation is made anew."""
         path = self._path(evaluation_id)
         if path is None or not path.exists():
             return None
-        return CandidateEvaluated.model_validate_json(path.read_bytes())
+        try:
+            return CandidateEvaluated.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            _log.warning("the record %s cannot be read: %s", path, str(error).splitlines()[0])
+            return None
 
     def keep(self, event: CandidateEvaluated) -> None:
         path = self._path(event.evaluation_id)

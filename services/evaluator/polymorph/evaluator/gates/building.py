@@ -13,6 +13,7 @@ from polymorph.kernels.build import BuildFailed, build, solution_isa
 from polymorph.kernels.elf import PT_LOAD
 from polymorph.kernels.inspect import LibraryRefused, inspect_library
 from polymorph.kernels.isa import Isa
+from polymorph.kernels.layout import layout_digest
 from polymorph.kernels.schema import Solution, TraceStatus
 from polymorph.kernels.toolchain import CommandRunner, Toolchain
 
@@ -36,6 +37,7 @@ class Builder:
         if solution.definition != definition:
             reasons.append(f"the solution is for {solution.definition}, {definition} was asked for")
         try:
+            layout_digest(solution)  # a name of no source would fail only where the manifest is signed
             if not self.isa.runs(solution_isa(solution)):
                 reasons.append(f"needs ISA {solution.x_polymorph.isa}, this machine is {self.isa.name}")
         except ValueError as error:

@@ -90,7 +90,7 @@ class Pipeline:
             # What may be promoted is never judged without values of the model; a first look need not wait for them.
             captured = self._end_to_end.captured(order.definition, wait=until >= 5)
             subject = _subject(job, captured)
-        except (UnknownOperation, ValueError) as error:
+        except (UnknownOperation, ValueError, TypeError) as error:
             yield failed(Gate.G0_STATIC, TraceStatus.INVALID_REFERENCE, str(error))
             return
         packs = job.solution.x_polymorph.layout_source is not None
