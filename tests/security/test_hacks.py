@@ -1,11 +1,15 @@
 """Candidates that try to win without being right and fast: each is refused, with a reason that names what it did."""
 
 import platform
+import re
+from pathlib import Path
 
 import pytest
 
+from polymorph.engine import dispatcher
 from polymorph.events.values import Gate, Verdict
-from polymorph.kernels.schema import TraceStatus
+from polymorph.kernels.host.pool import SCRATCH_BYTES
+from polymorph.kernels.schema import SourceFile, TraceStatus
 
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="makes system calls in x86-64 assembler")
 
@@ -151,7 +155,7 @@ def test_no_state_survives_a_call(gates) -> None:
 
 def test_the_compiler_reads_no_file_of_the_host(gates) -> None:
     peek = gates.solution(before='#include "/etc/passwd"')
-    assert "includes '/etc/passwd'" in gates.static(peek).reason
+    assert 'includes "/etc/passwd"' in gates.static(peek).reason
     outcome, _ = gates.build(peek)
     assert outcome.status is TraceStatus.COMPILE_ERROR
     assert "root:" not in outcome.reason
@@ -224,3 +228,97 @@ def test_wrong_numbers_when_timed_are_caught(gates) -> None:
     outcome = gates.timed(hack)
     assert outcome.status is TraceStatus.REWARD_HACK
     assert "wrong when it was timed" in outcome.reason
+
+
+def test_a_kernel_that_refuses_only_when_timed_gets_a_verdict(gates) -> None:
+    hook = "const unsigned char *s = (unsigned char *)context->scratch; if (s[9] != 0xff && s[9] != 0x3c) return 7;"
+    hack = gates.solution(hook=hook)
+    assert gates.correct(hack).passed
+    outcome = gates.timed(hack)
+    assert (outcome.gate, outcome.status) == (Gate.G3_MICRO, TraceStatus.REWARD_HACK)
+    assert "returned 7" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("hook", "output"),
+    [("if (!checked) factor = 1.01f;", "y"), ("if (!checked) carried = 1.01f;", "residual_out")],
+)
+def test_every_output_of_a_norm_is_checked_when_timed(gates, hook: str, output: str) -> None:
+    hack = gates.norm(hook)
+    assert gates.correct(hack).passed, gates.correct(hack).reason
+    outcome = gates.timed(hack, m=64)
+    assert (outcome.gate, outcome.status) == (Gate.G3_MICRO, TraceStatus.REWARD_HACK), outcome.reason
+    assert f"{output} was right when it was checked" in outcome.reason
+
+
+def test_a_second_output_that_is_not_written_when_timed_is_seen(gates) -> None:
+    outcome = gates.timed(gates.norm("if (!checked) sum = y;"), m=64)
+    assert outcome.status is TraceStatus.REWARD_HACK, outcome.reason
+    assert "had not written its whole output" in outcome.reason
+
+
+def test_an_honest_norm_is_timed(gates) -> None:
+    outcome = gates.timed(gates.norm(""), m=64)
+    assert outcome.status is not TraceStatus.REWARD_HACK, outcome.reason
+    assert outcome.status is not TraceStatus.RUNTIME_ERROR, outcome.reason
+
+
+def test_a_packing_keeps_no_pointer_to_the_weight(gates) -> None:
+    """An engine packs from a tensor that is freed at once."""
+    keep = "*reinterpret_cast<const float **>(packed) = static_cast<const float *>(weight->data); return 0;"
+    layout = ("const int64_t n = weight->sizes[0]", f"{keep}\n  const int64_t n = weight->sizes[0]")
+    read = """
+    const float *from = *reinterpret_cast<const float *const *>(c.w);
+    for (int64_t r = 0; r < c.m; ++r)
+      for (int64_t j = 0; j < c.n; ++j) {
+        float lanes[8] = {};
+        for (int64_t i = 0; i < c.k; ++i) lanes[i % 8] += c.x[r * c.xs + i] * from[j * c.k + i];
+        float value = 0;
+        for (float lane : lanes) value += lane;
+        c.y[r * c.ys + j] = c.bias ? value + c.bias[j] : value;
+      }
+    return 0;
+    """
+    hack = gates.solution(hook=read, layout=layout)
+    for outcome in (gates.correct(hack), gates.timed(hack)):
+        assert outcome.verdict is Verdict.FAILED
+        assert "touched memory that is not its own" in outcome.reason
+
+
+@x86
+def test_code_in_a_constant_is_refused(gates) -> None:
+    """What a jump into the middle of an instruction would run: `mov eax, 39; syscall; ret`."""
+    hack = gates.solution(
+        before="__attribute__((noinline, used)) static long gadget(long a) { return a ^ (long)0xc3050f00000027b8ull; }",
+        hook="if (gadget(c.k) == 1) return 1;",
+    )
+    assert gates.static(hack).passed
+    outcome, library = gates.build(hack)
+    assert (outcome.status, library) == (TraceStatus.REWARD_HACK, b"")
+    assert "bytes of syscall" in outcome.reason
+    assert "change the constant" in outcome.reason
+
+
+def test_a_solution_that_cannot_be_written_gets_a_verdict(gates) -> None:
+    honest = gates.solution()
+    for paths in (("",), ("a", "a/b.h"), ("a\0b.cc",), ("a" * 300 + ".cc",), ("@x.cc",), ("kernel.so/x.h",)):
+        extra = tuple(SourceFile(path=path, content="x") for path in paths)
+        outcome, library = gates.build(honest.model_copy(update={"sources": honest.sources + extra}))
+        assert (outcome.status, library) == (TraceStatus.COMPILE_ERROR, b""), paths
+        assert "source" in outcome.reason
+
+
+def test_a_layout_source_that_is_not_there_is_refused_at_once(gates) -> None:
+    honest = gates.solution()
+    extension = honest.x_polymorph.model_copy(update={"layout_source": "gone.h"})
+    assert "gone.h" in gates.static(honest.model_copy(update={"x_polymorph": extension})).reason
+
+
+def test_scratch_is_as_large_here_as_in_an_engine(gates) -> None:
+    """A kernel that tells the evaluator from an engine can be right in one and wrong in the other."""
+    engine = (Path(dispatcher.__file__).parent / "src" / "context.h").read_text()
+    found = re.search(r"kScratchBytes = (\d+) << (\d+);", engine)
+    assert found is not None
+    assert int(found[1]) << int(found[2]) == SCRATCH_BYTES
+    outcome = gates.correct(gates.solution(hook=f"if (context->scratch_bytes != {SCRATCH_BYTES}) return 1;"))
+    assert outcome.passed, outcome.reason

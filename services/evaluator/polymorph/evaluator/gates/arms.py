@@ -10,11 +10,16 @@ import numpy as np
 from polymorph.evaluator.adapters.sandbox import buffers
 from polymorph.evaluator.adapters.sandbox.buffers import Window
 from polymorph.evaluator.adapters.sandbox.lane import Process
-from polymorph.evaluator.domain.number import ITEM, STORED, Array, Floats, poison, store
+from polymorph.evaluator.domain.number import ITEM, STORED, Array, Floats, load, poison, store
 from polymorph.evaluator.domain.operation import Operation
 from polymorph.evaluator.gates.calling import EPSILON, WEIGHTS
+from polymorph.evaluator.gates.subject import GateFailed
 
 _ALIGN = 64
+
+
+class IncumbentRefused(RuntimeError):
+    """The incumbent did not serve a call: there is nothing to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Batch:
     seconds: float
     waited: float
     start: int
-    x: Array
+    inputs: dict[str, Array]
     outputs: dict[str, Array]
 
 
@@ -72,9 +77,8 @@ class Arms:
 
     def map(self) -> None:
         """Maps weights, inputs and outputs into the process."""
-        self._process.ask(
-            "map", fds=(os.dup(self._weights.fd),), name="w", length=self._weights.length, writable=False
-        )
+        if not self._op.packs:
+            self._map_weights("w")
         for name, window in {**self._inputs, "eps": self._scalar}.items():
             self._map(name, window, writable=False)
         for name, window in self._outputs.items():
@@ -83,16 +87,26 @@ class Arms:
     def prepare(self, arm: str, *, raw: bool) -> None:
         """Packs every copy and lays out the slots of one arm."""
         if self._op.packs:
-            specs = [self._weight(index) for index in range(len(self._weights.values))]
+            name = f"w-{arm}"
+            self._map_weights(name)
+            specs = [self._weight(index, name) for index in range(len(self._weights.values))]
             answer = self._process.ask("pack", arm=arm, name=WEIGHTS, weights=specs, raw=raw, timeout_s=120)
             self.packed_bytes[arm] = int(answer["bytes"])
+            if not raw and arm != "native":
+                # An engine packs from a tensor that is gone afterwards: what was packed must not need it.
+                self._process.ask("forbid", names=[name])
         self._process.ask(
             "pool", arm=arm, slots=self._slots, copies=len(self._weights.values), weights=WEIGHTS,
             inputs=self._specs(), outputs=self._out_specs(),
         )  # fmt: skip
 
     def run(self, arm: str, load: int, start: int, rng: np.random.Generator) -> Batch:
-        """One batch of fresh contents, timed from here."""
+        """One batch of fresh contents, timed from here.
+
+        Raises:
+            GateFailed: the candidate refused a call, which it did not while it was checked.
+            IncumbentRefused.
+        """
         for window in self._inputs.values():
             self._refresh(window, rng)
         for window in self._outputs.values():
@@ -105,19 +119,27 @@ class Arms:
         outputs = {name: np.array(self._stored(window)) for name, window in self._outputs.items()}
         ran_after, waited_after = self._process.waited()
         if answer["rc"] != 0:
-            raise ValueError(f"returned {answer['rc']} for M = {self._m}, which it claims to serve")
+            text = f"returned {answer['rc']} for M = {self._m}, which it claims to serve, when it was timed"
+            raise GateFailed(text) if arm == "candidate" else IncumbentRefused(f"the incumbent {text}")
         share = (waited_after - waited) / max(waited_after - waited + ran_after - ran, 1e-9)
-        x = np.array(self._inputs["x"].view(0, self._inputs["x"].length // ITEM[self._op.dtype], self._dtype))
-        return Batch(arm, seconds, share, start, x, outputs)
+        inputs = {name: np.array(self._stored(window)) for name, window in self._inputs.items()}
+        return Batch(arm, seconds, share, start, inputs, outputs)
 
-    def call(self, batch: Batch, slot: int) -> tuple[Array, Array, Floats]:
-        """x, the first output and the weight of one call of a batch."""
-        item = ITEM[self._op.dtype]
-        at, out = slot * self._step // item, slot * self._out_step // item
-        x = batch.x[at : at + self._rows].reshape(self._m, self._op.depth)
-        flat = next(iter(batch.outputs.values()))
-        y = flat[out : out + self._m * self._op.columns].reshape(self._m, self._op.columns)
-        return x, y, self._weights.values[(batch.start + slot) % len(self._weights.values)]
+    def call(self, batch: Batch, slot: int) -> tuple[dict[str, Floats], dict[str, Array]]:
+        """Every input of one call of a batch, as exact values, and every output, as stored."""
+        dtype, m = self._op.dtype, self._m
+        at, out = slot * self._step // ITEM[dtype], slot * self._out_step // ITEM[dtype]
+        inputs = {
+            name: load(flat[at : at + self._rows].reshape(m, self._op.depth), dtype)
+            for name, flat in batch.inputs.items()
+        }
+        inputs["weight"] = self._weights.values[(batch.start + slot) % len(self._weights.values)]
+        inputs["eps"] = np.asarray(EPSILON, dtype=np.float32)
+        outputs = {
+            name: flat[out : out + m * self._op.columns].reshape(m, self._op.columns)
+            for name, flat in batch.outputs.items()
+        }
+        return inputs, outputs
 
     def close(self) -> None:
         for window in (*self._inputs.values(), *self._outputs.values(), self._scalar):
@@ -126,6 +148,10 @@ class Arms:
     @property
     def _dtype(self) -> Any:
         return STORED[self._op.dtype]
+
+    def _map_weights(self, name: str) -> None:
+        fd = os.dup(self._weights.fd)
+        self._process.ask("map", fds=(fd,), name=name, length=self._weights.length, writable=False)
 
     def _map(self, name: str, window: Window, *, writable: bool) -> None:
         fd = window.descriptor(writable=writable)
@@ -142,9 +168,9 @@ class Arms:
     def _poison(self, window: Window) -> None:
         poison(self._stored(window), self._op.dtype)
 
-    def _weight(self, index: int) -> dict[str, Any]:
+    def _weight(self, index: int, name: str = "w") -> dict[str, Any]:
         shape = list(self._op.weight_shape())
-        return {"map": "w", "offset": index * self._weights.step, "shape": shape, "dtype": self._op.dtype}
+        return {"map": name, "offset": index * self._weights.step, "shape": shape, "dtype": self._op.dtype}
 
     def _specs(self) -> list[dict[str, Any]]:
         row = {"offset": 0, "shape": [self._m, self._op.depth], "dtype": self._op.dtype, "step": self._step}

@@ -123,6 +123,9 @@ class Correctness:
         if subject.operation.packs:
             raw = subject.solution.x_polymorph.layout_source is None
             process.ask("pack", arm="candidate", name=WEIGHTS, weights=[spec], raw=raw)
+            if not raw:
+                # An engine packs from a tensor that is gone afterwards: what was packed must not need it.
+                process.ask("forbid", names=["weight0"])
 
     def _spoiled(self, process: Process, subject: Subject, weight: Floats, rng: np.random.Generator) -> None:
         """One value that bfloat16 does not hold: the packing refuses it, or serves it exactly."""
@@ -133,6 +136,7 @@ class Correctness:
             process.ask("pack", arm="candidate", name=WEIGHTS, weights=[spec], raw=False)
         except CandidateRefused:
             return
+        process.ask("forbid", names=["spoiled"])
         case = Case("one-weight-not-bfloat16", subject.min_m, "one-hot")
         x = np.zeros((case.m, op.depth), dtype=np.float32)
         x[:, column] = 1

@@ -22,11 +22,12 @@ from polymorph.evaluator.adapters.sandbox.lane import (
     Process,
 )
 from polymorph.evaluator.domain.cases import weights as draw_weight
-from polymorph.evaluator.domain.number import Array, load, poisoned, store, unit_roundoff
+from polymorph.evaluator.domain.number import Array, Floats, load, poisoned, store
+from polymorph.evaluator.domain.operation import expected
 from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive
 from polymorph.evaluator.domain.roofline import Peaks
 from polymorph.evaluator.domain.timing import Pair, calls_in_batch, copies_needed, schedule
-from polymorph.evaluator.gates.arms import Arms, Batch, Weights
+from polymorph.evaluator.gates.arms import Arms, Batch, IncumbentRefused, Weights
 from polymorph.evaluator.gates.findings import Design, Findings, Setting, evidence_of, verdict
 from polymorph.evaluator.gates.host import Host, HostBusy
 from polymorph.evaluator.gates.subject import GateFailed, Subject
@@ -41,6 +42,9 @@ _NULL_CALLS = 400
 _MOST_SLOTS = 1024
 _PROBE_SLOTS = 64
 _SHORT_S = 5e-4
+_MOST_UNITS = (
+    64.0  # of error in a timed call: what the checked calls allow is less, and depends on the incumbent
+)
 
 
 class Micro:
@@ -66,6 +70,8 @@ class Micro:
             return self._run(subject, library, gate, host)
         except HostBusy as error:
             return inconclusive(gate, str(error), stolen_s=host.stolen_s)
+        except IncumbentRefused as error:
+            return inconclusive(gate, str(error))
         except CandidateDied as error:
             return failed(gate, TraceStatus.RUNTIME_ERROR, f"while it was timed, it {error}")
         except CandidateRefused as error:
@@ -108,7 +114,8 @@ class _Bench:
         copies = copies_needed(self.weight_bytes, cache_bytes) if self.op.packs else 1
         self.weights = Weights.draw(self.op, base, copies, self._rng)
         self.resident = min(1.0, cache_bytes / (self.weight_bytes * copies)) if self.op.packs else 1.0
-        self._bank: Array = store(self._rng.standard_normal(_BANK, dtype=np.float32), self.op.dtype)
+        bank = max(_BANK, 4 * self.m * self.op.depth)  # a batch is cut from it at a random place
+        self._bank: Array = store(self._rng.standard_normal(bank, dtype=np.float32), self.op.dtype)
         self.slots = 0
         self.incumbent = "native" if subject.incumbent is None else "incumbent"
 
@@ -204,10 +211,7 @@ class _Bench:
         self, arms: Arms, pair: Pair, logs: list[list[float]], found: Findings, batches: list[Batch]
     ) -> None:
         order = ("candidate", self.incumbent) if pair.candidate_first else (self.incumbent, "candidate")
-        try:
-            done = {arm: arms.run(arm, pair.load, pair.start, self._rng) for arm in order}
-        except ValueError as error:
-            raise GateFailed(str(error)) from error
+        done = {arm: arms.run(arm, pair.load, pair.start, self._rng) for arm in order}
         batches.append(done["candidate"])
         if max(batch.waited for batch in done.values()) > _MOST_WAITED:
             found.discarded += 1
@@ -223,21 +227,16 @@ class _Bench:
         """Every timed output was written in time, and secret calls of every batch are right."""
         for batch in batches:
             for slot in range(self.slots):
-                _, y, _ = arms.call(batch, slot)
-                if poisoned(y, self.op.dtype):
+                if any(poisoned(stored, self.op.dtype) for stored in arms.call(batch, slot)[1].values()):
                     raise GateFailed("a timed call had not written its whole output when it returned")
             self._check(*arms.call(batch, int(self._rng.integers(self.slots))))
 
-    def _check(self, stored: Array, output: Array, weight: Array) -> None:
-        if self.op.kind != "gemm":
-            return
+    def _check(self, inputs: dict[str, Floats], outputs: dict[str, Array]) -> None:
         columns = self._rng.choice(self.op.columns, min(48, self.op.columns), replace=False)
-        x, y = load(stored, self.op.dtype).astype(np.float64), load(output, self.op.dtype)[:, columns]
-        part = weight[columns].astype(np.float64)
-        value, scale = x @ part.T, np.abs(x) @ np.abs(part).T
-        allowed = 64 * (2.0**-24 * scale + unit_roundoff(self.op.dtype) * np.abs(value))
-        if not bool(np.all(np.abs(y - value) <= allowed)):
-            raise GateFailed("right when it was checked, wrong when it was timed")
+        for name, reference in expected(self.op, inputs, columns).items():
+            found = load(outputs[name], self.op.dtype)[:, columns].astype(np.float64)
+            if not bool(np.all(np.abs(found - reference.value) <= _MOST_UNITS * reference.unit)):
+                raise GateFailed(f"{name} was right when it was checked, wrong when it was timed")
 
     def _dispatch(self, process: Process) -> float:
         if self.incumbent != "native":
@@ -273,6 +272,6 @@ class _Bench:
 
     def _most_slots(self, wanted: int) -> int:
         """No more than the bank of fresh contents and 64 MiB of outputs hold."""
-        by_bank = _BANK // 2 // (self.m * self.op.depth)
+        by_bank = self._bank.size // 2 // (self.m * self.op.depth)
         by_output = (64 << 20) // (4 * self.m * self.op.columns)
         return max(1, min(wanted, by_bank, by_output))

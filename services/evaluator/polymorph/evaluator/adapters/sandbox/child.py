@@ -88,6 +88,11 @@ class Child:
             self._maps.pop(name).unmap()
         return {}
 
+    def on_forbid(self, message: Spec, _: list[int]) -> Spec:
+        for name in message["names"]:
+            self._maps.pop(name).forbid()
+        return {}
+
     def on_pack(self, message: Spec, _: list[int]) -> Spec:
         """Packs each weight with the arm's first library; an arm of the engine's own code prepacks as vLLM does."""
         if message["arm"] == "native":

@@ -44,6 +44,10 @@ class Mapping:
         """Read-only from now on."""
         _checked(_libc.mprotect(self.address, self.length, _PROT_READ), "mprotect")
 
+    def forbid(self) -> None:
+        """No access survives from now on; the addresses stay taken, so that nothing else comes to lie there."""
+        _checked(_libc.mprotect(self.address, self.length, _PROT_NONE), "mprotect")
+
     def unmap(self) -> None:
         page = mmap.PAGESIZE
         _checked(_libc.munmap(self.address - page, self.length + 2 * page), "munmap")
