@@ -257,8 +257,9 @@ def test_a_second_output_that_is_not_written_when_timed_is_seen(gates) -> None:
     assert "had not written its whole output" in outcome.reason
 
 
-def test_an_honest_norm_is_timed(gates) -> None:
-    outcome = gates.timed(gates.norm(""), m=64)
+@pytest.mark.parametrize("m", [64, 8192])
+def test_an_honest_norm_is_timed_at_any_m(gates, m: int) -> None:
+    outcome = gates.timed(gates.norm(""), m=m)
     assert outcome.status is not TraceStatus.REWARD_HACK, outcome.reason
     assert outcome.status is not TraceStatus.RUNTIME_ERROR, outcome.reason
 
