@@ -81,8 +81,8 @@ class Window:
     def next(self, start: dt.datetime) -> "Window":
         """The window that follows; what is still in flight goes on in it."""
         fresh = {
-            request_id: at
-            for request_id, at in self._in_flight.items()
+            placement_id: at
+            for placement_id, at in self._in_flight.items()
             if (start - at).total_seconds() < _FORGOTTEN_AFTER_S
         }
         following = Window(self.pool, start, fresh)
@@ -90,16 +90,16 @@ class Window:
         return following
 
     def _started(self, message: RequestStarted) -> None:
-        if message.request_id in self._in_flight:
+        if message.placement_id in self._in_flight:
             return  # sent again to another worker: one request, one arrival
-        self._in_flight[message.request_id] = message.at
+        self._in_flight[message.placement_id] = message.at
         self._arrivals += 1
         if self._last_arrival is not None and len(self._gaps) < _MAX_GAPS:
             self._gaps.append(max(0.0, (message.at - self._last_arrival).total_seconds()))
         self._last_arrival = message.at
 
     def _finished(self, message: RequestFinished) -> None:
-        started = self._in_flight.pop(message.request_id, None)
+        started = self._in_flight.pop(message.placement_id, None)
         if started is not None:
             self._busy_s += max(0.0, (message.at - max(started, self.start)).total_seconds())
 

@@ -132,3 +132,23 @@ def test_an_idle_window_is_empty_and_one_with_a_request_in_flight_is_not():
     assert not window.next(at(10)).empty
     # A request whose end was lost does not count for ever.
     assert window.next(at(10)).next(at(2000)).empty
+
+
+def test_parallel_requests_under_one_request_id_each_arrive():
+    """Agents send parallel calls under one trace id; the gateway's placement id tells them apart."""
+    window = Window("p", T0)
+    for placement in ("a", "b", "a"):
+        window.take(
+            RequestStarted(
+                pool="p",
+                request_id="trace-7",
+                worker_id="w",
+                program_id=None,
+                placed_by="router",
+                at=T0,
+                placement_id=placement,
+            )
+        )
+    shape = window.close(T0 + dt.timedelta(seconds=5), model="m", workers=1).shape
+    assert shape.arrival_rate == pytest.approx(2 / 5)
+    assert shape.concurrency == pytest.approx(2.0)
