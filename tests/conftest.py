@@ -1,8 +1,14 @@
-"""Fixtures for every test: a real nats-server with its topology, and buses on it that are closed afterwards."""
+"""Fixtures for every test: a real nats-server with its topology, and buses on it that are closed afterwards.
+
+Tests run in two processes (`make test`). What shares a server or an engine runs in one of them, and a test that times
+something has the machine to itself.
+"""
 
 import asyncio
+import fcntl
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,32 @@ from polymorph.bus.server import NatsServer
 from polymorph.config.clock import SystemClock
 
 BusFactory = Callable[..., Awaitable[NatsBus]]
+
+
+TESTS = Path(__file__).parent
+SHARING = ("integration/", "contract/ledger/")
+"""Folders whose tests share a server or an engine."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Names the group of tests that one process runs: a folder that shares something, else a file."""
+    for item in items:
+        place = item.path.relative_to(TESTS)
+        group = place.parent if place.as_posix().startswith(SHARING) else place
+        item.add_marker(pytest.mark.xdist_group(group.as_posix()))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` waits until the other process is between two tests, and that one waits for it."""
+    run = getattr(item.config, "workerinput", {}).get("testrunuid")
+    if run is None:
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    with (Path(tempfile.gettempdir()) / f"polymorph-tests-{run}").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
 
 
 def free_ports(count: int) -> list[int]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from benchmarks.demo import stack, table, trace
@@ -34,7 +35,7 @@ class Plan:
     """Seconds that each phase lasts at most, and how much is measured at the end."""
 
     first_phase_s: float = 240.0
-    second_phase_s: float = 210.0
+    second_phase_s: float = 180.0
     rounds: int = 5
     block_tokens: int = 32
     chats: tuple[int, ...] = (1, 4)
@@ -111,13 +112,12 @@ class Demo:
 
     async def _traffic(self, client: Client) -> None:
         """Both phases of the trace; each ends when the loop has answered it, or when its time is over."""
-        for number, (name, limit_s) in enumerate(
-            zip(self._order, (self._plan.first_phase_s, self._plan.second_phase_s), strict=True), start=2
-        ):
+        limits = (self._plan.first_phase_s, self._plan.second_phase_s)
+        for number, (name, limit_s) in enumerate(zip(self._order, limits, strict=True), start=2):
             self.say(
                 f"phase {number} of 4: {name} traffic, until the loop has answered it or {limit_s:.0f} s are over"
             )
-            await self._replay(client, name, self._answered(number, limit_s))
+            await self._replay(client, name, self._answered(number, limit_s, all_of_it=number > len(limits)))
 
     async def _replay(self, client: Client, name: str, over: Awaitable[None]) -> None:
         scale, cap = PHASES[name]
@@ -129,14 +129,15 @@ class Demo:
         until.set()
         await sending
 
-    async def _answered(self, number: int, limit_s: float) -> None:
-        """Returns once a drift of this phase was found, its searches are closed, and its winners are loaded."""
+    async def _answered(self, number: int, limit_s: float, *, all_of_it: bool) -> None:
+        """Returns once a drift of this phase was found and a winner is loaded; `all_of_it` waits for every search."""
         loop = asyncio.get_running_loop()
         begun = told = loop.time()
         drifts, promotions = len(self._story.named("traffic.drift-detected")), len(self._story.promotions)
+        loaded = len(self._tuned_loads())
         while (passed := loop.time() - begun) < limit_s:
             opened, closed = len(self._story.named("search.opened")), len(self._story.named("search.closed"))
-            promoted, loads = len(self._story.promotions), len(self._story.named("worker.loaded"))
+            promoted, loads = len(self._story.promotions), len(self._tuned_loads())
             found = len(self._story.named("traffic.drift-detected")) > drifts
             if loop.time() - told > _TELL_S:
                 told = loop.time()
@@ -145,9 +146,13 @@ class Demo:
                     f"{loads} loads; at most {limit_s - passed:.0f} s left"
                 )
             quiet = loop.time() - self._story.last_search_event
-            if found and promoted > promotions and opened == closed and quiet > _QUIET_S:
+            settled = not all_of_it or (opened == closed and quiet > _QUIET_S)
+            if found and promoted > promotions and loads > loaded and settled:
                 return
             await asyncio.sleep(1)
+
+    def _tuned_loads(self) -> list[dict[str, Any]]:
+        return [e for e in self._story.named("worker.loaded") if e["data"]["kernels"]]
 
     async def _measure(
         self, session: aiohttp.ClientSession, plain_port: int

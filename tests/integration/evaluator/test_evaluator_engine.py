@@ -13,6 +13,7 @@ from polymorph.kernels.signing import Role, Signer, Trust, verify_manifest
 HEAD = "gemm_n3072_k256_f32"  # the small model's output layer
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="starts vLLM"),

@@ -8,7 +8,7 @@ from polymorph.bus.port import StreamRecord
 from polymorph.events.values import Gate, Verdict
 from polymorph.kernels.schema import Trace
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
 has_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="times against vLLM's own code"
 )

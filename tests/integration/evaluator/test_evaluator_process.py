@@ -12,7 +12,7 @@ from polymorph.bus.port import StreamRecord
 from polymorph.events.types import CandidateEvaluated
 from polymorph.events.values import Gate, Verdict
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.alone, pytest.mark.real]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The dispatcher in this process, without vLLM: torch's own linear is the native code here."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,10 @@ def test_a_refusal_frees_what_was_packed_for_it(libraries: dict[str, str], step:
     assert layer.slots.packed_bytes() == 2 * one
     layer(torch.randn(1, layer.k))
     assert layer.counts()["artifacts"][f"k-before-{step}"]["served"]["calls"] == 1
+
+
+def test_the_command_of_the_set_up_builds_it() -> None:
+    """Else the first worker does, inside its start, or fails where its file system is read-only."""
+    command = [sys.executable, "-m", "polymorph.engine.dispatcher.build"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert Path(done.stdout.strip()).exists()

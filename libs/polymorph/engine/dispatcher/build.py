@@ -95,3 +95,7 @@ def _command(compiler: str, made: Path) -> list[str]:
         # torch carries libgomp.so.1 beside it, and has loaded it by the time we come: one runtime, one set of threads.
         f"-Wl,-rpath,{torch / 'lib'}",
     ]
+
+
+if __name__ == "__main__":
+    print(ensure_built())
