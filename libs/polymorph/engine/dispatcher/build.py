@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -98,4 +99,4 @@ def _command(compiler: str, made: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(ensure_built())
+    sys.stdout.write(f"{ensure_built()}\n")
