@@ -41,10 +41,10 @@ lock: ## Pin what .venv holds now (needs uv in it)
 
 ##@ Check it
 test: setup ## All tests that run without containers, the real servers and the real engine among them
-	@$(BIN)/python -m pytest -m "not slow" --timeout 600 -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --timeout 600 -n $(WORKERS) $(ARGS)
 
 test-fast: setup ## Only the quick ones: no server, no engine
-	@$(BIN)/python -m pytest -m "not slow and not real and not engine" --timeout 120 -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not real and not engine" --timeout 120 -n $(WORKERS) $(ARGS)
 
 lint: setup ## ruff, import-linter
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from xdist.scheduler import LoadScopeScheduling
 
 from polymorph.bus.credentials import Role
 from polymorph.bus.nats import NatsBus
@@ -25,18 +26,21 @@ from polymorph.config.clock import SystemClock
 BusFactory = Callable[..., Awaitable[NatsBus]]
 
 
-TESTS = Path(__file__).parent
-SHARING = ("integration/", "contract/ledger/")
+SHARING = ("tests/integration/", "tests/contract/ledger/")
 """Folders whose tests share a server or an engine."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names the group of tests that one process runs: a folder that shares something, else a file."""
-    for item in items:
-        place = item.path.relative_to(TESTS)
-        group = place.parent if place.as_posix().startswith(SHARING) else place
-        item.add_marker(pytest.mark.xdist_group(group.as_posix()))
+class ByPlace(LoadScopeScheduling):  # type: ignore[misc]
+    """One process runs all of a folder that shares something, else all of a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        place = nodeid.split("::", maxsplit=1)[0]
+        return place.rpartition("/")[0] if place.startswith(SHARING) else place
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
+    return ByPlace(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
