@@ -21,6 +21,7 @@ from polymorph.embedded.folder import StartRefused
 
 _ENGINE_OVERHEAD_GIB = 1.3  # interpreter, torch, compiled graph, buffers; measured on SmolLM2
 _START_DISK_GIB = 1.0
+_SHORTEST_CONTEXT = 64  # the evaluator's engine replays prompts within it
 DEFAULT_MODEL = Path("models/smollm2-135m-instruct")
 
 
@@ -53,6 +54,10 @@ class UpOptions:
         """Raises `StartRefused` with one clear line for the first thing that would not work."""
         if self.workers < 1:
             raise StartRefused(f"--workers {self.workers}: at least 1 is needed")
+        if self.kv_gib < 1:
+            raise StartRefused(f"--kv-gib {self.kv_gib}: at least 1 GiB is needed")
+        if self.max_model_len is not None and self.max_model_len < _SHORTEST_CONTEXT:
+            raise StartRefused(f"--max-model-len {self.max_model_len}: at least {_SHORTEST_CONTEXT} is needed")
         if self.mode not in {None, "observe", "recommend", "canary", "pinned"}:
             raise StartRefused(f"--mode {self.mode}: choose observe, recommend, canary or pinned")
         if sys.platform != "linux":

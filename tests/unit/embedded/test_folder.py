@@ -69,6 +69,14 @@ class TestRefusedStarts:
     def test_no_workers(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert "--workers 0" in self.refuse(capsys, tmp_path, "--workers", "0")
 
+    @pytest.mark.parametrize("option", [("--kv-gib", "0"), ("--kv-gib", "-500"), ("--max-model-len", "3")])
+    def test_what_a_worker_would_refuse_again_and_again(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: tuple[str, str]
+    ) -> None:
+        told = self.refuse(capsys, tmp_path, *option)
+        assert " ".join(option) in told
+        assert "at least" in told
+
     def test_an_unknown_mode(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert "observe, recommend, canary or pinned" in self.refuse(capsys, tmp_path, "--mode", "fast")
 
