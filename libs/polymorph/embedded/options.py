@@ -57,7 +57,9 @@ class UpOptions:
         if self.kv_gib < 1:
             raise StartRefused(f"--kv-gib {self.kv_gib}: at least 1 GiB is needed")
         if self.max_model_len is not None and self.max_model_len < _SHORTEST_CONTEXT:
-            raise StartRefused(f"--max-model-len {self.max_model_len}: at least {_SHORTEST_CONTEXT} is needed")
+            raise StartRefused(
+                f"--max-model-len {self.max_model_len}: at least {_SHORTEST_CONTEXT} is needed"
+            )
         if self.mode not in {None, "observe", "recommend", "canary", "pinned"}:
             raise StartRefused(f"--mode {self.mode}: choose observe, recommend, canary or pinned")
         if sys.platform != "linux":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polymorph.embedded.cli import main
-from polymorph.embedded.folder import DataFolder, StartRefused
+from polymorph.embedded.folder import DataFolder, StartRefused, free_port
 from polymorph.embedded.options import UpOptions
 
 
@@ -50,7 +50,7 @@ class TestRefusedStarts:
     """Exit code 2 and one line on stderr; nothing is started."""
 
     def refuse(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> str:
-        assert main(["up", "--data", str(tmp_path / "data"), *arguments]) == 2
+        assert main(["up", "--port", str(free_port()), "--data", str(tmp_path / "data"), *arguments]) == 2
         line = capsys.readouterr().err.strip()
         assert "\n" not in line
         assert not (tmp_path / "data" / "run" / "supervisor.json").exists()
@@ -93,7 +93,7 @@ def test_memory_counts_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (model / "config.json").write_text('{"architectures": ["X"], "dtype": "bfloat16"}')
     (model / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr("polymorph.embedded.options.cpu_flags", lambda: {"avx2", "fma"})
-    options = UpOptions(model=model, workers=10_000)
+    options = UpOptions(model=model, workers=10_000, port=free_port())
     with pytest.raises(StartRefused, match=r"memory: .* GiB available; wanted: 2"):
         options.check()
 
