@@ -331,3 +331,10 @@ def test_a_revision_is_named_after_its_content():
     assert one.revision == again.revision != other.revision
     with pytest.raises(ValueError, match="overlap"):
         compose(EMPTY, (KernelBinding.model_validate(BINDING), other.kernels[0]))
+
+
+def test_what_is_being_tried_is_not_taken_back_for_itself():
+    first = begin(canary_pool(), proposal(), STAGED, Guards(), 2).desired
+    again = begin(first, proposal(promotion_id="p2"), STAGED, Guards(), 3)
+    assert isinstance(again, Stay)
+    assert "tries" in again.reason

@@ -62,6 +62,8 @@ def _unproven(current: DesiredState, proposal: Proposal, policy: Policy, guards:
     stable = without(current.stable, guards.quarantined)
     if proposal.over(stable).revision == stable.revision:
         return Stay.of(Hindrance.NOTHING, f"the pool runs {stable.revision} already")
+    if current.candidate is not None and proposal.over(stable).revision == current.candidate.revision:
+        return Stay.of(Hindrance.NOTHING, f"the pool tries {current.candidate.revision} already")
     if proposal.revision is not None and proposal.revision.parent not in {None, current.stable.revision}:
         reason = f"measured over {proposal.revision.parent}, the pool runs {current.stable.revision}"
         return Stay(Hindrance.EVIDENCE, reason, Phase.SUPERSEDED)
