@@ -30,7 +30,7 @@ SHARING = ("tests/integration/", "tests/contract/ledger/")
 """Folders whose tests share a server or an engine."""
 
 
-class ByPlace(LoadScopeScheduling):  # type: ignore[misc]
+class ByPlace(LoadScopeScheduling):
     """One process runs all of a folder that shares something, else all of a file."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -203,19 +203,26 @@ async def test_a_full_fleet_holds_then_places(services, upstream, nats_server, b
             assert await metric(client, 'polymorph_gateway_placements_total{by="router"}') == 2
 
 
+@contextlib.asynccontextmanager
+async def one_seat(services, nats_server):
+    """Clients of a gateway and of its router, which lets a worker with one sequence have one request."""
+    router = services.router(nats_server, capacity_seqs_factor=1.0, hold_heartbeat_s=0.2)
+    await router.start()
+    url = await services.ready_gateway(nats_server)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        httpx.AsyncClient(base_url=router.probe.removesuffix("/readyz")) as desk,
+    ):
+        yield client, desk
+
+
 async def test_held_requests_that_share_a_request_id_are_each_served_and_the_router_stays(
     services, upstream, nats_server, bus_factory, chat
 ):
     bus = await bus_factory("worker")
     async with beating(bus) as beats:
         await beats.put(record("w1", upstream.url, max_num_seqs=1))
-        router = services.router(nats_server, capacity_seqs_factor=1.0, hold_heartbeat_s=0.2)
-        await router.start()
-        url = await services.ready_gateway(nats_server)
-        async with (
-            httpx.AsyncClient(base_url=url, timeout=20) as client,
-            httpx.AsyncClient(base_url=router.probe.removesuffix("/readyz")) as desk,
-        ):
+        async with one_seat(services, nats_server) as (client, desk):
             first = asyncio.create_task(post(client, chat, **{"x-double": "gated", "x-request-id": "trace"}))
             await asyncio.wait_for(upstream.arrived.wait(), 5)
             twins = [asyncio.create_task(post(client, chat, **{"x-request-id": "trace"})) for _ in range(2)]
@@ -262,13 +269,7 @@ async def test_a_client_that_leaves_while_held_leaves_the_line(
     bus = await bus_factory("worker")
     async with beating(bus) as beats:
         await beats.put(record("w1", upstream.url, max_num_seqs=1))
-        router = services.router(nats_server, capacity_seqs_factor=1.0, hold_heartbeat_s=0.2)
-        await router.start()
-        url = await services.ready_gateway(nats_server)
-        async with (
-            httpx.AsyncClient(base_url=url, timeout=20) as client,
-            httpx.AsyncClient(base_url=router.probe.removesuffix("/readyz")) as desk,
-        ):
+        async with one_seat(services, nats_server) as (client, desk):
             first = asyncio.create_task(post(client, chat, **{"x-double": "gated"}))
             await asyncio.wait_for(upstream.arrived.wait(), 5)
             second = asyncio.create_task(post(client, chat))
