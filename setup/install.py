@@ -7,11 +7,14 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +58,7 @@ def call(*command: str | Path) -> None:
 
 
 def pip(*arguments: str | Path) -> None:
+    """Bytecode is left to the first import: compiling all of it takes a minute, and a fifth of it is ever used."""
     call(
         PYTHON,
         "-m",
@@ -62,6 +66,7 @@ def pip(*arguments: str | Path) -> None:
         "install",
         "--disable-pip-version-check",
         "--no-deps",
+        "--no-compile",
         "--progress-bar",
         "off",
         "-q",
@@ -86,8 +91,21 @@ def install_torch() -> None:
     pip(*chosen, version)
 
 
+def shares(locked: str, number: int) -> list[str]:
+    """The lines of a lock file dealt out by requirement, hashes with it; what is no requirement is left out."""
+    entries = [entry for entry in re.split(r"\n(?=\S)", locked) if re.match(r"[A-Za-z0-9]", entry)]
+    return ["\n".join(entries[first::number]) + "\n" for first in range(number)]
+
+
 def install_closure() -> None:
-    pip("--require-hashes", "-r", REQUIREMENTS / "cpu.lock")
+    """Two at once: pip downloads and unpacks in turn, on one core. The lock is closed, so the halves are disjoint."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        files = []
+        for number, share in enumerate(shares((REQUIREMENTS / "cpu.lock").read_text(), 2)):
+            files.append(Path(folder) / f"{number}.lock")
+            files[-1].write_text(share)
+        for done in [pool.submit(pip, "--require-hashes", "-r", file) for file in files]:
+            done.result()
 
 
 def install_project() -> None:
@@ -102,23 +120,48 @@ def fetch_model() -> None:
     call(PYTHON, ROOT / "models/fetch_smollm2.py")
 
 
-def steps(*, with_model: bool) -> list[Step]:
+def stages(*, with_model: bool) -> list[list[Step]]:
+    """Steps in their order; those of one stage do not need each other and run together."""
     dispatcher = ROOT / "libs/polymorph/engine/dispatcher"
     sources = tuple(sorted(p for p in dispatcher.rglob("*") if p.suffix in {".cpp", ".h", ".py"}))
     torch_lock, closure_lock = REQUIREMENTS / "torch-cpu.lock", REQUIREMENTS / "cpu.lock"
-    listed = [
-        Step("environment", "10 s", (), make_environment, PYTHON),
-        Step("torch", "1 min", (torch_lock,), install_torch),
-        Step("packages", "3 min, vLLM for the CPU among them", (closure_lock,), install_closure),
-        Step("polymorph", "5 s", (ROOT / "pyproject.toml",), install_project),
-        Step("dispatcher", "1 min of C++", (*sources, torch_lock, closure_lock), build_dispatcher),
-    ]
+    last = [Step("dispatcher", "1 min of C++", (*sources, torch_lock, closure_lock), build_dispatcher)]
     if with_model:
         fetch = ROOT / "models/fetch_smollm2.py"
-        listed.append(
+        last.append(
             Step("model", "1 min: SmolLM2-135M-Instruct", (fetch,), fetch_model, MODEL / "model.safetensors")
         )
-    return listed
+    return [
+        [Step("environment", "10 s", (), make_environment, PYTHON)],
+        [
+            Step("torch", "1 min", (torch_lock,), install_torch),
+            Step("packages", "1 to 3 min, vLLM for the CPU among them", (closure_lock,), install_closure),
+        ],
+        [Step("polymorph", "5 s", (ROOT / "pyproject.toml",), install_project)],
+        last,
+    ]
+
+
+def run(step: Step) -> None:
+    begun = time.monotonic()
+    step.run()
+    step.mark()
+    print(f"set-up: {step.name} took {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def failed(stage: Sequence[Step]) -> bool:
+    """Runs a stage to its end: what one step finished is not lost because another failed."""
+    with ThreadPoolExecutor() as pool:
+        running = [(step, pool.submit(run, step)) for step in stage]
+    broken = [(step, done.exception()) for step, done in running if done.exception() is not None]
+    for step, error in broken:
+        told = (
+            f"exit code {error.returncode} of: {' '.join(error.cmd)}"
+            if isinstance(error, subprocess.CalledProcessError)
+            else repr(error)
+        )
+        print(f"set-up stopped at {step.name}: {told}", file=sys.stderr)
+    return bool(broken)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,28 +171,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     started = time.monotonic()
-    todo = [step for step in steps(with_model=not options.without_model) if not step.done()]
+    todo = [
+        [step for step in stage if not step.done()] for stage in stages(with_model=not options.without_model)
+    ]
+    todo = [stage for stage in todo if stage]
     if not todo:
         print("set-up: nothing changed, nothing to do")
         return 0
-    for number, step in enumerate(todo, start=1):
-        left = ", ".join(later.name for later in todo[number:]) or "nothing"
-        print(
-            f"set-up {number}/{len(todo)}: {step.name} (about {step.takes}); left after it: {left}",
-            flush=True,
-        )
-        begun = time.monotonic()
-        try:
-            step.run()
-        except subprocess.CalledProcessError as error:
-            print(
-                f"set-up stopped at {step.name}: exit code {error.returncode} of: {' '.join(error.cmd)}",
-                file=sys.stderr,
-            )
+    for number, stage in enumerate(todo, start=1):
+        left = ", ".join(step.name for later in todo[number:] for step in later) or "nothing"
+        now = " and ".join(f"{step.name} (about {step.takes})" for step in stage)
+        print(f"set-up {number}/{len(todo)}: {now}; left after it: {left}", flush=True)
+        if failed(stage):
             print("Run it again once the cause is mended: it goes on at this step.", file=sys.stderr)
             return 1
-        step.mark()
-        print(f"set-up {number}/{len(todo)}: {step.name} took {time.monotonic() - begun:.0f} s", flush=True)
     print(f"set-up: done in {time.monotonic() - started:.0f} s")
     return 0
 
