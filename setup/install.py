@@ -58,7 +58,7 @@ def call(*command: str | Path) -> None:
 
 
 def pip(*arguments: str | Path) -> None:
-    """Bytecode is left to the first import: compiling all of it takes a minute, and a fifth of it is ever used."""
+    """Without bytecode, which pip compiles on one core: `compile_bytecode` uses all."""
     call(
         PYTHON,
         "-m",
@@ -116,6 +116,17 @@ def build_dispatcher() -> None:
     call(PYTHON, "-m", "polymorph.engine.dispatcher.build")
 
 
+def compile_bytecode() -> None:
+    """Before a first start, where half a dozen processes would compile the same modules at once.
+
+    It is written also where PYTHONDONTWRITEBYTECODE keeps imports from it. A package's templates that are no Python of
+    this release fail, harmlessly.
+    """
+    folder = next((VENV / "lib").glob("python3*/site-packages"))
+    command = [PYTHON, "-m", "compileall", "-qq", "-j", "0", folder]
+    subprocess.run([str(part) for part in command], check=False, cwd=ROOT)
+
+
 def fetch_model() -> None:
     call(PYTHON, ROOT / "models/fetch_smollm2.py")
 
@@ -125,7 +136,8 @@ def stages(*, with_model: bool) -> list[list[Step]]:
     dispatcher = ROOT / "libs/polymorph/engine/dispatcher"
     sources = tuple(sorted(p for p in dispatcher.rglob("*") if p.suffix in {".cpp", ".h", ".py"}))
     torch_lock, closure_lock = REQUIREMENTS / "torch-cpu.lock", REQUIREMENTS / "cpu.lock"
-    last = [Step("dispatcher", "1 min of C++", (*sources, torch_lock, closure_lock), build_dispatcher)]
+    built = Step("dispatcher", "1 min of C++", (*sources, torch_lock, closure_lock), build_dispatcher)
+    last = [built, Step("bytecode", "1 min", (torch_lock, closure_lock), compile_bytecode)]
     if with_model:
         fetch = ROOT / "models/fetch_smollm2.py"
         last.append(

@@ -6,8 +6,10 @@ something has the machine to itself.
 
 import asyncio
 import fcntl
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +38,12 @@ class ByPlace(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         place = nodeid.split("::", maxsplit=1)[0]
         return place.rpartition("/")[0] if place.startswith(SHARING) else place
+
+
+def pytest_configure() -> None:
+    """SIGTERM ends a run as Ctrl-C does: the servers and engines that fixtures started are stopped."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -52,7 +52,14 @@ _FORBIDDEN_CODE = {
         "rdrand or rdseed": rb"\x0f\xc7[\xf0-\xff]",
         "wrfsbase or wrgsbase": rb"\xf3[\x40-\x4f]?\x0f\xae[\xd0-\xdf]",
     },
-    EM_AARCH64: {"svc": rb"[\x01\x21\x41\x61\x81\xa1\xc1\xe1][\x00-\xff][\x00-\x1f]\xd4"},
+    # Little-endian words; the lowest five bits of a move from or to a system register name the other register.
+    EM_AARCH64: {
+        "svc": rb"[\x01\x21\x41\x61\x81\xa1\xc1\xe1][\x00-\xff][\x00-\x1f]\xd4",
+        "a read of cntpct or cntvct": rb"[\x20-\x5f\xa0-\xdf]\xe0\x3b\xd5",
+        "a read of pmccntr": rb"[\x00-\x1f]\x9d\x3b\xd5",
+        "a read of rndr": rb"[\x00-\x3f]\x24\x3b\xd5",
+        "a write of tpidr": rb"[\x40-\x5f]\xd0\x1b\xd5",
+    },
 }
 _STT_FUNC = 2
 _STT_GNU_IFUNC = 10

@@ -148,6 +148,20 @@ async def test_a_killed_worker_is_replaced_by_another(services, upstream, second
             assert answer.headers["x-engine"] == "double"
 
 
+async def test_without_a_router_requests_that_share_an_id_share_the_workers(services, upstream, second, chat):
+    url = await services.ready_gateway(workers=[upstream.url, second.url])
+    await _both_known(url, upstream, second)
+    upstream.requests.clear()
+    second.requests.clear()
+    async with httpx.AsyncClient() as client:
+        for _ in range(24):
+            headers = {**JSON, "x-request-id": "same"}
+            answer = await client.post(f"{url}/v1/chat/completions", content=chat, headers=headers)
+            assert answer.status_code == 200
+    assert upstream.requests
+    assert second.requests
+
+
 async def _both_known(url: str, upstream, second) -> None:
     """Both workers have answered once."""
     body = json.dumps({"model": "m", "prompt": "x"}).encode()

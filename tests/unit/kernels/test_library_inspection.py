@@ -99,6 +99,40 @@ def test_bytes_of_a_forbidden_instruction_are_refused_at_any_offset(
         inspect_library(library(tmp_path, source), packs=False)
 
 
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the compiler's own code must be of another machine"
+)
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        (0xD4000001, "svc"),
+        (0xD53BE040, "cntvct"),
+        (0xD53BE05F, "cntvct"),
+        (0xD53BE020, "cntpct"),
+        (0xD53BE0C1, "cntvct"),
+        (0xD53BE0A0, "cntpct"),
+        (0xD53B9D03, "pmccntr"),
+        (0xD53B2400, "rndr"),
+        (0xD53B2422, "rndr"),
+        (0xD51BD040, "tpidr"),
+    ],
+)
+def test_words_of_a_forbidden_aarch64_instruction_are_refused(tmp_path: Path, word: int, name: str) -> None:
+    source = f'extern "C" int pm_run() {{ asm volatile(".balign 4; .long {word:#x}"); return 0; }}'
+    with pytest.raises(LibraryRefused, match=f"bytes of .*{name}"):
+        inspect_library(_as_aarch64(library(tmp_path, source)), packs=False)
+
+
+def test_harmless_aarch64_words_pass(tmp_path: Path) -> None:
+    """A read of tpidr (thread pointer), a fused multiply-add, a return."""
+    source = 'extern "C" int pm_run() { asm volatile(".balign 4; .long 0xd53bd040, 0x4e22cc20, 0xd65f03c0"); return 0; }'
+    inspect_library(_as_aarch64(library(tmp_path, source)), packs=False)
+
+
+def _as_aarch64(content: bytes) -> bytes:
+    return content[:18] + (183).to_bytes(2, "little") + content[20:]
+
+
 def test_the_same_bytes_in_data_are_only_data(tmp_path: Path) -> None:
     data = '__attribute__((visibility("hidden"), used)) extern const unsigned char kept[] = {0x0f, 0x05};'
     content = library(tmp_path, RUN + data, "-Wl,-z,separate-code")

@@ -59,6 +59,15 @@ def test_a_changed_manifest_is_refused(signer: Signer) -> None:
         verify_manifest(forged, trust)
 
 
+@pytest.mark.parametrize("signature", ["", "no base64!", "sïgned", "AAAA"])
+def test_what_is_no_signature_is_refused_as_one_that_is_wrong(signer: Signer, signature: str) -> None:
+    trust = Trust()
+    trust.add(signer.public, Role.EVALUATOR)
+    signed = sign_manifest(manifest(), signer).model_copy(update={"signature": signature})
+    with pytest.raises(SignatureRefused, match="did not sign"):
+        verify_manifest(signed, trust)
+
+
 def test_an_unknown_key_is_refused(signer: Signer) -> None:
     with pytest.raises(SignatureRefused, match="not trusted"):
         verify_manifest(sign_manifest(manifest(), signer), Trust())

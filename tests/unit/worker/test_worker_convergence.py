@@ -378,6 +378,22 @@ async def test_bursts_end_by_themselves_and_are_reported(house: House) -> None:
     assert 0.05 <= record.envelope.data["stolen_s"] < 1.0
 
 
+async def test_a_lease_that_another_follows_at_once_is_reported_too(house: House) -> None:
+    leasing = HostLeasing("p", "w", house.engine, SystemClock(), lambda: False)  # type: ignore[arg-type]
+    for lease_id in ("a", "b"):
+        assert (await leasing.ask(LeaseHost(worker_id="w", lease_id=lease_id, burst_s=0.3))).granted
+        await leasing.ask(LeaseHost(worker_id="w", lease_id=lease_id, burst_s=0.3, release=True))
+    await leasing.close(house.bus)
+    told: list[str] = []
+    async with asyncio.timeout(10):
+        async for record in house.bus.events(after="0-0"):
+            if isinstance(record, StreamRecord) and "lease_id" in record.envelope.data:
+                told.append(record.envelope.data["lease_id"])
+            if len(told) == 2:
+                break
+    assert told == ["a", "b"]
+
+
 async def test_one_lease_has_the_host_though_both_ask_while_it_breathes(house: House) -> None:
     leasing = HostLeasing("p", "w", house.engine, SystemClock(), lambda: True)  # type: ignore[arg-type]
 

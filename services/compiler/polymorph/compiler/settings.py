@@ -1,9 +1,9 @@
 """The compiler's settings: `compiler:` in polymorph.yaml, or POLYMORPH_COMPILER_*."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from polymorph.config.settings import ServiceSettings
@@ -27,8 +27,9 @@ class CompilerSettings(ServiceSettings):
     mode: Mode | None = Field(
         default=None, description="the mode that a start puts every pool in; without it they keep theirs"
     )
-    policy: Literal["direct", "staged"] = Field(
-        default="direct", description="direct: all requests at once; staged: shadow, then growing shares"
+    policy: Literal["direct"] = Field(
+        default="direct",
+        description="direct: all requests at once; growing shares need a measured canary, which nothing here takes yet",
     )
     hardware: str = Field(
         default="auto", description="hardware class that searches are for; auto is that of this machine"
@@ -61,3 +62,9 @@ class CompilerSettings(ServiceSettings):
         description="first wait for an answer; then twice that, and twice again; then none is expected",
     )
     tick_s: float = Field(default=1.0, gt=0)
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _not_given(cls, value: Any) -> Any:
+        """An empty variable is what a compose file passes on where nobody named a mode."""
+        return None if value == "" else value

@@ -133,7 +133,7 @@ class Forward:
         answer = None
         if self._fleet.routed(scanned.model) and not self._router.away:
             answer = await self._router.place(_place_request(journey, scanned))
-        choice = choose(self._fleet, scanned, journey.request_id, journey.tried, answer)
+        choice = choose(self._fleet, scanned, journey.placement_id, journey.tried, answer)
         metrics.PLACEMENT_S.observe(self._clock.monotonic() - asked)
         metrics.PLACED.labels(choice.by).inc()
         journey.worker_id = choice.worker_id

@@ -134,7 +134,7 @@ class Worker:
         """Says that we leave, and takes what is on its way until that is known."""
         self._state = "draining"
         _log.info("draining: %d requests run", self._telling.load.running)
-        await leasing.close()
+        await leasing.close(bus)
         if bus is not None:
             await registry.put(bus)
             await self._clock.sleep(HEARTBEAT_S / 2)

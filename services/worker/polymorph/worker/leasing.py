@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from polymorph.bus.errors import BusError
@@ -16,6 +17,7 @@ _log = logging.getLogger(__name__)
 _ENDS_AFTER_S = 3.0
 _STEP_S = 5.0
 _RESUME_RETRY_S = 0.05
+_UNTOLD = 64
 
 
 class HostLeasing:
@@ -30,6 +32,7 @@ class HostLeasing:
         self._clock = clock
         self._busy = busy
         self._lease: HostLease | None = None
+        self._untold: deque[HostLease] = deque(maxlen=_UNTOLD)
         self._burst: asyncio.Task[None] | None = None
         self._release = asyncio.Event()
         self._granting = asyncio.Lock()
@@ -52,6 +55,7 @@ class HostLeasing:
         await self._end()
         await self._breathe()
         if self._lease is None or self._lease.lease_id != request.lease_id:
+            self._retire()
             self._lease = HostLease(request.lease_id)
         self._release.clear()
         granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -65,13 +69,22 @@ class HostLeasing:
         while True:
             await self._clock.sleep(_ENDS_AFTER_S / 3)
             silent = self._clock.monotonic() - self._resumed_at > _ENDS_AFTER_S
-            if self._lease is not None and self._burst is None and silent:
-                lease, self._lease = self._lease, None
-                await self._tell(bus, lease)
+            if self._burst is None and silent:
+                self._retire()
+            await self._tell(bus)
 
-    async def close(self) -> None:
-        """Ends a burst that runs: a worker that drains needs its engine."""
+    async def close(self, bus: Bus | None) -> None:
+        """Ends a burst that runs, since a worker that drains needs its engine, and reports what is unreported."""
         await self._end()
+        self._retire()
+        if bus is not None:
+            await self._tell(bus)
+
+    def _retire(self) -> None:
+        """The lease is over: it stays to be reported, also where another lease takes the host at once."""
+        if self._lease is not None:
+            self._untold.append(self._lease)
+            self._lease = None
 
     async def _end(self) -> LeaseAnswer:
         if self._burst is not None:
@@ -119,18 +132,24 @@ class HostLeasing:
             else:
                 return
 
-    async def _tell(self, bus: Bus, lease: HostLease) -> None:
-        try:
-            await bus.publish(
-                HostLeased(
-                    pool=self._pool,
-                    worker_id=self._worker_id,
-                    lease_id=lease.lease_id,
-                    bursts=lease.bursts,
-                    stolen_s=lease.stolen_s,
+    async def _tell(self, bus: Bus) -> None:
+        """Reports leases that ended; what the bus does not take now waits for the next time."""
+        while self._untold:
+            lease = self._untold[0]
+            try:
+                await bus.publish(
+                    HostLeased(
+                        pool=self._pool,
+                        worker_id=self._worker_id,
+                        lease_id=lease.lease_id,
+                        bursts=lease.bursts,
+                        stolen_s=lease.stolen_s,
+                    )
                 )
-            )
-        except BusError as error:
-            _log.warning(
-                "lease %s took %.3f s and nobody was told: %s", lease.lease_id, lease.stolen_s, error
-            )
+            except BusError as error:
+                _log.warning(
+                    "lease %s took %.3f s, to be told later: %s", lease.lease_id, lease.stolen_s, error
+                )
+                return
+            if self._untold and self._untold[0] is lease:
+                self._untold.popleft()

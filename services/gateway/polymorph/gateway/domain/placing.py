@@ -33,13 +33,14 @@ def check_model(fleet: Fleet, model: str) -> None:
 def choose(
     fleet: Fleet,
     scan: Scan,
-    request_id: str,
+    placement_id: str,
     exclude: Collection[str],
     answer: Placed | Unplaceable | None,
 ) -> Choice:
     """The router's word where it has one, else our own.
 
     A router that turned the request away since all are full is obeyed; one that knows no worker is not, if we do.
+    Ours is by program, else by placement: a request id is the client's, and parallel requests may share one.
 
     Raises:
         Refusal: nobody can take it (503).
@@ -48,7 +49,7 @@ def choose(
         return Choice(answer.worker_id, answer.url, "router")
     if answer is not None and answer.cause == "full":
         raise unavailable(f"{scan.model} is busy: {answer.reason}.", answer.retry_after_s)
-    worker = rendezvous(scan.program_id or request_id, fleet.live(scan.model, exclude))
+    worker = rendezvous(scan.program_id or placement_id, fleet.live(scan.model, exclude))
     if worker is None:
         raise nobody(scan.model, exclude)
     return Choice(worker.worker_id, worker.url, "gateway")
