@@ -11,6 +11,7 @@ from polymorph.router.domain.accounts import Accounts
 from polymorph.router.domain.desk import Desk, DeskRules
 from polymorph.router.domain.fleet import Fleet
 from polymorph.router.domain.policy import Candidate, pick
+from polymorph.router.domain.programs import Programs
 
 # A busy machine is no failure.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,7 +41,7 @@ def request(name: str, *, tokens: int = 100, exclude: tuple[str, ...] = (), pool
 
 def desk(*workers: WorkerRecord, **rules: float) -> Desk:
     fleet = Fleet(ttl_s=15)
-    made = Desk(DeskRules(**{"seqs_factor": 1.0, **rules}), fleet, Accounts(ttl_s=900))
+    made = Desk(DeskRules(**{"seqs_factor": 1.0, **rules}), fleet, Accounts(ttl_s=900), Programs())
     for one in workers:
         made.worker_seen(one.model_copy(update={"running": 1}), 0.0)
     return made

@@ -12,9 +12,12 @@ from polymorph.events.requests import PlaceRequest
 from polymorph.events.types import TELEMETRY
 from polymorph.router.adapters import metrics
 from polymorph.router.adapters.lease import Lease
+from polymorph.router.adapters.programs import SharedPrograms
 from polymorph.router.domain.accounts import Accounts
+from polymorph.router.domain.announcements import Announcements
 from polymorph.router.domain.desk import Desk, DeskRules
 from polymorph.router.domain.fleet import Fleet
+from polymorph.router.domain.programs import Programs
 from polymorph.router.domain.windows import Windows, next_end
 from polymorph.router.handlers import Hearing, Placing
 from polymorph.router.settings import RouterSettings
@@ -34,7 +37,8 @@ class Router:
         self._bus = bus
         self._clock = clock
         fleet = Fleet(settings.worker_ttl_s)
-        desk = Desk(_rules(settings), fleet, Accounts(settings.reservation_ttl_s))
+        programs, self._shared = _programs(settings, clock)
+        desk = Desk(_rules(settings), fleet, Accounts(settings.reservation_ttl_s), programs)
         self._windows = Windows(fleet, clock.now())
         self._placing = Placing(desk, clock)
         self._hearing = Hearing(desk, self._windows, self._placing, clock)
@@ -56,6 +60,8 @@ class Router:
                     tasks.create_task(self._close_windows()),
                     tasks.create_task(self._renew_lease()),
                 ]
+                if self._shared is not None:
+                    running.append(tasks.create_task(self._shared.run()))
                 await self._answer_until(stop)
                 for task in running:
                     task.cancel()
@@ -131,4 +137,14 @@ def _rules(settings: RouterSettings) -> DeskRules:
         hold_deadline_s=settings.hold_deadline_s,
         hold_heartbeat_s=settings.hold_heartbeat_s,
         hold_limit=settings.hold_limit,
+        sticky_margin_tokens=settings.sticky_margin_tokens,
     )
+
+
+def _programs(settings: RouterSettings, clock: Clock) -> tuple[Programs, SharedPrograms | None]:
+    """The map of programs, and what shares it where that is configured and of use."""
+    if settings.redis_url is None or not settings.sticky_margin_tokens:
+        return Programs(), None
+    announcements = Announcements()
+    programs = Programs(announcements)
+    return programs, SharedPrograms(settings.redis_url.get_secret_value(), programs, announcements, clock)

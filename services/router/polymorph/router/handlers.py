@@ -83,7 +83,10 @@ class Hearing:
         del subject
         self._windows.take(message)
         if isinstance(message, RequestStarted):
-            self._desk.started(message.placement_id, message.worker_id, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._desk.started(message.placement_id, message.worker_id, now)
+            if message.program_id and message.placed_by != "router":
+                self._desk.served_elsewhere(message.pool, message.program_id, message.worker_id, now)
         elif isinstance(message, RequestFinished) and self._desk.finished(message.placement_id):
             self._placing.forget(message.placement_id)
             await self._placing.settle()

@@ -1,7 +1,8 @@
 """Settings of the router: section `router`, variables `POLYMORPH_ROUTER_<FIELD>`."""
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
+from redis.asyncio.connection import parse_url
 
 from polymorph.config.settings import ServiceSettings
 
@@ -30,6 +31,22 @@ class RouterSettings(ServiceSettings):
     worker_ttl_s: float = Field(
         default=15.0, gt=0, description="a worker without a heartbeat for so long is gone"
     )
-    redis_url: str | None = Field(
-        default=None, description="the cache that router replicas share; placement does without it"
+    sticky_margin_tokens: int = Field(
+        default=2048,
+        ge=0,
+        description="a program's request goes to the worker that served the program last, where its prefix is cached, "
+        "unless that worker has so many tokens more in flight than the best; 0 places by load alone",
     )
+    redis_url: SecretStr | None = Field(
+        default=None,
+        description="Valkey or Redis, through which router replicas share which worker served a program last; "
+        "redis://, rediss:// or unix://; placement never waits for it and does without it",
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _reachable(cls, url: SecretStr | None) -> SecretStr | None:
+        """Raises ValueError here, at start, for what the client would refuse later."""
+        if url is not None:
+            parse_url(url.get_secret_value())
+        return url

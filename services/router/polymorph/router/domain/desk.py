@@ -8,6 +8,7 @@ from polymorph.router.domain.accounts import Accounts
 from polymorph.router.domain.fleet import Fleet
 from polymorph.router.domain.line import Line
 from polymorph.router.domain.policy import Candidate, eligible, pick
+from polymorph.router.domain.programs import Program, Programs
 
 _IDLE_GRACE_S = 10.0
 
@@ -22,6 +23,7 @@ class DeskRules:
     hold_deadline_s: float = 60.0
     hold_heartbeat_s: float = 1.0
     hold_limit: int = 1024
+    sticky_margin_tokens: int = 2048
 
 
 Final = Placed | Unplaceable
@@ -30,10 +32,11 @@ Final = Placed | Unplaceable
 class Desk:
     """Pure: the time comes with each call, answers are returned and sent by the caller."""
 
-    def __init__(self, rules: DeskRules, fleet: Fleet, accounts: Accounts) -> None:
+    def __init__(self, rules: DeskRules, fleet: Fleet, accounts: Accounts, programs: Programs) -> None:
         self._rules = rules
         self._fleet = fleet
         self._accounts = accounts
+        self._programs = programs
         self._line = Line()
 
     def arrive(self, request: PlaceRequest, now: float) -> Final | Held:
@@ -85,6 +88,10 @@ class Desk:
         """Somebody sent a request to a worker, perhaps without us."""
         self._accounts.seen(placement_id, worker_id, now)
 
+    def served_elsewhere(self, pool: str, program_id: str, worker_id: str, now: float) -> None:
+        """Somebody sent a request of this program to a worker without us: its prefix is there now."""
+        self._programs.heard(Program.named(pool, program_id), worker_id, now)
+
     def finished(self, placement_id: str) -> bool:
         """A request ended, or its client left; whether that may have made room."""
         waited = self._line.leave(placement_id)
@@ -118,11 +125,15 @@ class Desk:
             if request.exclude:
                 reason += f" but {', '.join(request.exclude)}, which just failed"
             return Unplaceable(reason=reason, retry_after_s=self._retry_after_s, cause="no-worker")
-        demand = self._demand(request)
-        chosen = pick(candidates, demand, request.placement_id)
+        demand, margin = self._demand(request), self._rules.sticky_margin_tokens
+        program = Program.named(request.pool, request.program_id) if request.program_id and margin else None
+        home = self._programs.home(program, now) if program else None
+        chosen = pick(candidates, demand, request.placement_id, home=home, margin=margin)
         if chosen is None:
             return None
         self._accounts.reserve(request.placement_id, chosen.worker_id, demand, now)
+        if program:
+            self._programs.served(program, chosen.worker_id, now)
         return Placed(worker_id=chosen.worker_id, url=chosen.url)
 
     def _demand(self, request: PlaceRequest) -> int:

@@ -30,13 +30,25 @@ def eligible(candidates: Iterable[Candidate], exclude: Collection[str]) -> list[
     return [candidate for candidate in candidates if candidate.worker_id not in exclude]
 
 
-def pick(candidates: Iterable[Candidate], demand: int, placement_id: str) -> Candidate | None:
+def pick(
+    candidates: Iterable[Candidate],
+    demand: int,
+    placement_id: str,
+    *,
+    home: str | None = None,
+    margin: int = 0,
+) -> Candidate | None:
     """The worker with room and the fewest tokens in flight; None where all are full.
 
-    Ties go to the fewest requests, then to a hash of placement and worker, so that equal workers share.
+    `home` goes first while it has room and at most `margin` tokens more in flight than that worker: its cache holds the
+    prefix. Ties go to the fewest requests, then to a hash of placement and worker, so that equal workers share.
     """
     roomy = [candidate for candidate in candidates if candidate.has_room(demand)]
-    return min(roomy, key=lambda candidate: _score(candidate, placement_id), default=None)
+    best = min(roomy, key=lambda candidate: _score(candidate, placement_id), default=None)
+    if best is None or home is None:
+        return best
+    near = (c for c in roomy if c.worker_id == home and c.tokens <= best.tokens + margin)
+    return next(near, best)
 
 
 def _score(candidate: Candidate, placement_id: str) -> tuple[int, int, bytes]:
