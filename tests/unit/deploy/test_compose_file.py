@@ -128,6 +128,32 @@ def test_every_variable_is_a_setting_of_its_service(compose, dockerfile, name):
         assert field.lower() in fields, f"{prefix}{field} is no setting"
 
 
+@pytest.mark.parametrize("given", ["", "canary", "observe"])
+def test_a_mode_that_was_given_is_set_at_every_start_and_none_changes_nothing(compose, monkeypatch, given):
+    passed = compose["services"]["compiler"]["environment"]
+    assert passed["POLYMORPH_COMPILER_MODE"] == "${POLYMORPH_MODE:-}"
+    assert "POLYMORPH_COMPILER_DEFAULT_MODE" not in passed
+    monkeypatch.setenv("POLYMORPH_COMPILER_MODE", given)
+    settings = settings_of("compiler")()
+    assert settings.mode == (given or None)
+    assert settings.default_mode == "observe"
+
+
+def test_the_evaluator_measures_as_the_worker_serves_and_asks_it_for_its_cores(compose):
+    worker = compose["services"]["worker"]["environment"]
+    evaluator = compose["services"]["evaluator"]["environment"]
+    assert evaluator["POLYMORPH_EVALUATOR_HOST_LEASE"] == worker["POLYMORPH_WORKER_WORKER_ID"]
+    assert evaluator["POLYMORPH_EVALUATOR_ENGINE_MAX_MODEL_LEN"] == worker["POLYMORPH_WORKER_MAX_MODEL_LEN"]
+    assert compose["services"]["evaluator"]["depends_on"]["worker"]["condition"] == "service_healthy"
+
+
+def test_what_must_outlive_a_container_lies_in_a_volume(compose, dockerfile):
+    assert "WORKDIR /var/lib/polymorph" in dockerfile  # data folders are relative to it
+    for name in ("worker", "evaluator"):
+        assert f"{name}-data:/var/lib/polymorph" in compose["services"][name]["volumes"]
+        assert f"{name}-data" in compose["volumes"]
+
+
 def test_the_example_names_every_variable_with_its_default(compose):
     text = (FOLDER / "compose.yaml").read_text()
     used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))

@@ -10,7 +10,7 @@ from polymorph.engine.selftest_case import SelfTest
 from polymorph.worker.domain.admission import Refused
 
 _TIMEOUT_S = 240.0
-_PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "CXX", "PYTHONPATH")
+_PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "POLYMORPH_CACHE", "CXX", "PYTHONPATH")
 
 
 async def check(test: SelfTest) -> None:
