@@ -10,11 +10,13 @@ from polymorph.bus.errors import BusError
 from polymorph.bus.provision import provision
 from polymorph.config.settings import NatsSettings
 
+MONITOR_URL = "http://127.0.0.1:8222"
+"""NATS's own loopback: this container shares its network."""
+
 
 async def _provision(settings: NatsSettings) -> int:
     try:
-        # The monitoring endpoint is on the server's own loopback: what it says of syncing stands in nats.conf.
-        made = await provision(settings, wait_s=60.0)
+        made = await provision(settings, monitor_url=MONITOR_URL, wait_s=60.0)
     except BusError as error:
         print(f"topology: {error}", file=sys.stderr)
         return 1
