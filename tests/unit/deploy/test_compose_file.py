@@ -52,6 +52,7 @@ def test_services_wait_for_what_they_need_to_be_healthy(compose):
     for name in SERVICES:
         needs = services[name]["depends_on"]
         assert needs["topology"]["condition"] == "service_completed_successfully"
+        assert needs["nats"]["condition"] == "service_healthy"  # and so it is stopped after them
     assert services["topology"]["depends_on"]["nats"]["condition"] == "service_healthy"
     assert services["compiler"]["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert services["router"]["depends_on"]["valkey"]["condition"] == "service_healthy"
