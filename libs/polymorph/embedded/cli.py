@@ -3,20 +3,29 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from polymorph.embedded import doctor
-from polymorph.embedded.folder import DataFolder, StartRefused
+from polymorph.embedded.folder import DEFAULT_DATA, DataFolder, StartRefused
 from polymorph.embedded.options import DEFAULT_MODEL, UpOptions
 from polymorph.embedded.status import down, status
 
 _EXIT_CODES = "exit codes: 0 done, 1 not all ready, 2 refused (one line says why), 3 nothing runs"
 
 
+def _version() -> str:
+    try:
+        return version("polymorph-inference")
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="polymorph", description="LLM serving that keeps tuning itself.", epilog=_EXIT_CODES
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start embedded mode: NATS, Valkey, SQLite and the five services")
     up.add_argument(
@@ -25,9 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--served-model-name", help="the name that clients send (default: the folder's name)")
     up.add_argument("--workers", type=int, default=1)
     up.add_argument("--port", type=int, default=8000)
-    up.add_argument(
-        "--data", type=Path, default=Path(".polymorph"), help="where everything is kept (%(default)s)"
-    )
+    up.add_argument("--data", type=Path, default=DEFAULT_DATA, help="where everything is kept (%(default)s)")
     up.add_argument(
         "--mode", help="observe, recommend, canary or pinned (default: as set before; observe at first)"
     )
@@ -36,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--no-tune", action="store_true", help="leave compiler and evaluator out: plain serving")
     for name, text in (("status", "say what runs"), ("down", "drain and stop")):
         command = commands.add_parser(name, help=text)
-        command.add_argument("--data", type=Path, default=Path(".polymorph"))
+        command.add_argument("--data", type=Path, default=DEFAULT_DATA, help="(%(default)s)")
         if name == "status":
             command.add_argument("--json", action="store_true", dest="as_json")
     commands.add_parser("doctor", help="check what a start would trip over", add_help=False)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,10 @@ MIN_PYTHON = (3, 11)
 MAX_PYTHON = (3, 14)
 MIN_MEMORY_GIB = 6.0
 MIN_DISK_GIB = 10.0
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_DEFAULT_NAME = "smollm2-135m-instruct"
+# In a checkout the model lies where `make setup` puts it, whatever folder the command is given in.
+DEFAULT_MODEL = (_REPOSITORY if (_REPOSITORY / "models").is_dir() else Path()) / "models" / _DEFAULT_NAME
 Level = Literal["ok", "warn", "fail"]
 
 
@@ -141,19 +145,30 @@ def check_memory(needed_gib: float = MIN_MEMORY_GIB, available_gib: float | None
 
 
 def check_disk(folder: Path, needed_gib: float = MIN_DISK_GIB) -> Finding:
+    """Whether the data folder can be made, or written where it is there, and has room."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
+    wanted = "a folder that you may write, with --data DIR"
+    if not place.is_dir():
+        return Finding("disk", "fail", f"{place} is a file, not a folder", wanted)
+    if not _takes_files(place):
+        return Finding("disk", "fail", f"{place} is not writable", wanted)
     free = shutil.disk_usage(place).free / 2**30
     if free < needed_gib:
         return Finding(
             "disk", "fail", f"{free:.1f} GiB free at {place}", f"{needed_gib:.0f} GiB: the engine alone is 4"
         )
-    if not os.access(place, os.W_OK):
-        return Finding(
-            "disk", "fail", f"{place} is not writable", "a folder that you may write, with --data DIR"
-        )
     return Finding("disk", "ok", f"{free:.1f} GiB free")
+
+
+def _takes_files(folder: Path) -> bool:
+    """By trying: what permissions say is not so for root, nor on file systems such as /proc."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".polymorph-doctor-", dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -181,12 +196,12 @@ def check_model(folder: Path) -> Finding:
     """A model folder that vLLM can serve has at least a config.json with an architecture."""
     config = folder / "config.json"
     if not config.is_file():
-        return Finding(
-            "model",
-            "fail",
-            f"{folder} holds no config.json",
-            "a folder in Hugging Face's format, with --model DIR",
-        )
+        wanted = "a folder in Hugging Face's format, with --model DIR"
+        if folder == DEFAULT_MODEL:
+            return Finding(
+                "model", "fail", f"the default model is not at {folder}", f"run `make setup`, or {wanted}"
+            )
+        return Finding("model", "fail", f"{folder} holds no config.json", wanted)
     try:
         architectures = json.loads(config.read_text()).get("architectures")
     except (json.JSONDecodeError, AttributeError, UnicodeDecodeError):
@@ -200,20 +215,24 @@ def check_model(folder: Path) -> Finding:
     return Finding("model", "ok", f"{folder.name} ({architectures[0]})")
 
 
-def examine(*, port: int, data: Path, model: Path | None = None) -> list[Finding]:
-    """Every check, in the order in which a start would trip over them."""
-    checks: list[Callable[[], Finding]] = [
-        check_system,
-        check_python,
-        check_compiler,
-        check_isa,
-        check_memory,
-        lambda: check_disk(data),
-        lambda: check_port(port),
-    ]
-    if model is not None:
-        checks.append(lambda: check_model(model))
-    return [check() for check in checks]
+CHECKS = ("system", "python", "compiler", "isa", "memory", "disk", "port", "model")
+
+
+def examine(
+    *, port: int, data: Path, model: Path = DEFAULT_MODEL, skip: Collection[str] = ()
+) -> list[Finding]:
+    """Every check but those to `skip`, in the order in which a start would trip over them."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "system": check_system,
+        "python": check_python,
+        "compiler": check_compiler,
+        "isa": check_isa,
+        "memory": check_memory,
+        "disk": lambda: check_disk(data),
+        "port": lambda: check_port(port),
+        "model": lambda: check_model(model),
+    }
+    return [checks[name]() for name in CHECKS if name not in skip]
 
 
 def report(findings: Iterable[Finding], *, as_json: bool) -> int:
@@ -233,14 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--data", type=Path, default=Path(".polymorph"))
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="CHECK", help="leave a check out, by its name"
+        "--skip", action="append", default=[], choices=CHECKS, help="leave a check out, by its name"
     )
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args(arguments)
-    findings = examine(port=options.port, data=options.data, model=options.model)
-    return report([f for f in findings if f.check not in options.skip], as_json=options.as_json)
+    findings = examine(port=options.port, data=options.data, model=options.model, skip=options.skip)
+    return report(findings, as_json=options.as_json)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from polymorph.embedded.doctor import port_is_free
+
+DEFAULT_DATA = Path(".polymorph")
 
 
 class StartRefused(Exception):
@@ -62,6 +65,24 @@ class DataFolder:
                 f"cannot make {self.root}: {error.strerror}; choose a folder you may write with --data DIR"
             ) from error
 
+    @property
+    def option(self) -> str:
+        """What a command needs beside its name to mean this folder."""
+        return "" if self.root == DEFAULT_DATA else f" --data {shlex.quote(str(self.root))}"
+
+    def refuse_if_held(self) -> None:
+        """Raises `StartRefused` where a supervisor holds the folder; makes nothing."""
+        if self.locked():
+            raise self._in_use()
+
+    def _in_use(self) -> StartRefused:
+        state = self.read_state()
+        return StartRefused(
+            f"{self.root} is in use by a running instance (process {state['pid'] if state else 'unknown'}); "
+            f"see `polymorph status{self.option}`, stop it with `polymorph down{self.option}`, "
+            "or choose another folder with --data DIR"
+        )
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Holds the folder for one supervisor.
@@ -74,12 +95,7 @@ class DataFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                state = self.read_state()
-                pid = state["pid"] if state else "unknown"
-                raise StartRefused(
-                    f"{self.root} is in use by a running instance (process {pid}); "
-                    "see `polymorph status`, stop it with `polymorph down`, or choose another folder with --data DIR"
-                ) from error
+                raise self._in_use() from error
             # A supervisor that was killed left its state, whose process id may be anybody's by now.
             self.state_file.unlink(missing_ok=True)
             yield

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from polymorph.embedded import doctor
 from polymorph.embedded.doctor import (
     Finding,
     check_compiler,
@@ -22,7 +23,7 @@ from polymorph.embedded.folder import StartRefused
 _ENGINE_OVERHEAD_GIB = 1.3  # interpreter, torch, compiled graph, buffers; measured on SmolLM2
 _START_DISK_GIB = 1.0
 _SHORTEST_CONTEXT = 64  # the evaluator's engine replays prompts within it
-DEFAULT_MODEL = Path("models/smollm2-135m-instruct")
+DEFAULT_MODEL = doctor.DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,15 @@ class UpOptions:
         return self.served_model_name or self.model.resolve().name
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
     def told_mode(self) -> str:
-        return self.mode or "observe, or as set before"
+        """What is known of the mode before the pool's own state can be read."""
+        if not self.tune:
+            return "none, as nothing tunes"
+        return f"{self.mode} (given)" if self.mode else "as this data folder has it, observe where it is new"
 
     def check(self) -> None:
         """Raises `StartRefused` with one clear line for the first thing that would not work."""
@@ -75,10 +83,10 @@ class UpOptions:
         engines = self.workers + (1 if self.tune else 0)
         return [
             *listed,
+            check_disk(self.data, _START_DISK_GIB),
             check_compiler(),
             check_isa(),
             check_memory(engines * self.engine_gib()),
-            check_disk(self.data, _START_DISK_GIB),
         ]
 
     def engine_gib(self) -> float:

@@ -1,6 +1,7 @@
-"""Readiness probes: a TCP port that accepts, an HTTP path that says 200."""
+"""What a process says of itself: a TCP port that accepts, an HTTP path that says 200, a sum of its metrics."""
 
 import asyncio
+import re
 
 
 async def tcp_accepts(port: int, host: str = "127.0.0.1", timeout_s: float = 1.0) -> bool:
@@ -11,6 +12,24 @@ async def tcp_accepts(port: int, host: str = "127.0.0.1", timeout_s: float = 1.0
         return False
     writer.close()
     return True
+
+
+async def metric_sum(port: int, names: frozenset[str], timeout_s: float = 1.0) -> int | None:
+    """The sum of these series of a Prometheus page at /metrics, or None where it cannot be had."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /metrics HTTP/1.0\r\nhost: 127.0.0.1\r\n\r\n")
+                await writer.drain()
+                page = (await reader.read()).decode(errors="replace")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return None
+    found = re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})? (\S+)", page, re.MULTILINE)
+    values = [float(value) for name, value in found if name in names]
+    return int(sum(values)) if values else None
 
 
 async def http_status(port: int, path: str, host: str = "127.0.0.1", timeout_s: float = 3.0) -> int:

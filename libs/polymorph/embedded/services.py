@@ -1,5 +1,6 @@
 """The processes of embedded mode and how each is run."""
 
+import asyncio
 import json
 import os
 import sys
@@ -13,13 +14,15 @@ from polymorph.embedded import secrets
 from polymorph.embedded.child import ChildSpec
 from polymorph.embedded.folder import DataFolder
 from polymorph.embedded.options import UpOptions
-from polymorph.embedded.probe import http_status
+from polymorph.embedded.probe import http_status, metric_sum
 from polymorph.embedded.servers import nats_server_spec, valkey_spec
 from polymorph.engine.launch import EngineLaunch
 from polymorph.events.subjects import pool_id
 
 WORKER_DRAIN_S = 60.0
 GATEWAY_DRAIN_S = 60.0
+USUAL_ENGINE_START_S = 180.0
+_REQUESTS = frozenset({"vllm:num_requests_running", "vllm:num_requests_waiting"})
 _RANKS = {"gateway": 0, "compiler": 1, "evaluator": 1, "worker": 2, "router": 3}
 
 
@@ -59,7 +62,8 @@ class Services:
             "nats": self.nats_url,
             "model": self._options.served_name,
             "pool": self.pool,
-            "mode": self._options.told_mode,
+            "mode": self._options.mode,
+            "tune": self._options.tune,
             "ports": self.ports,
         }
 
@@ -73,6 +77,7 @@ class Services:
         where: str,
         extra: Mapping[str, str] | None = None,
         drain_s: float = 15.0,
+        **more: Any,
     ) -> ChildSpec:
         service = service or name
         data = self._folder.service(name)
@@ -98,6 +103,7 @@ class Services:
             where=where,
             drain_s=drain_s,
             drain_rank=_RANKS[service],
+            **more,
         )
 
     def _router(self) -> ChildSpec:
@@ -115,7 +121,14 @@ class Services:
             ready=partial(_ready, port, "/healthz"),
             where=f"http://127.0.0.1:{port}/v1",
             drain_s=GATEWAY_DRAIN_S + 5,
+            in_flight=self._in_flight,
         )
+
+    async def _in_flight(self) -> int | None:
+        """Requests in the engines: a gateway that drains takes no connection, and cannot be asked any more."""
+        counts = await asyncio.gather(*(metric_sum(self.ports[name], _REQUESTS) for name in self.workers))
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
 
     def _worker(self, name: str) -> ChildSpec:
         port = self.ports[name]
@@ -138,6 +151,7 @@ class Services:
             where=f"vLLM on port {port}",
             extra=self._engine.environment(),
             drain_s=WORKER_DRAIN_S + 10,
+            usual_start_s=USUAL_ENGINE_START_S,
         )
 
     def _context(self, name: str) -> dict[str, int]:

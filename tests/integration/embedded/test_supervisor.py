@@ -4,6 +4,7 @@ import asyncio
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from polymorph.bus.errors import Fatal, Unavailable
+from polymorph.embedded import supervisor as supervisor_module
 from polymorph.embedded.child import Child, ChildSpec
+from polymorph.embedded.cli import main
 from polymorph.embedded.folder import DataFolder, StartRefused, alive, free_port
 from polymorph.embedded.probe import tcp_accepts
 from polymorph.embedded.supervisor import Supervisor
@@ -256,3 +259,90 @@ async def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> 
     blocked.rmdir()
     await until(lambda: child.state == "ready")
     await child.stop()
+
+
+async def one_request() -> int:
+    return 1
+
+
+async def test_a_drain_says_what_it_waits_for_and_a_second_ctrl_c_ends_it(
+    tmp_path: Path, folder: DataFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor_module, "_DRAIN_EVERY_S", 0.1)
+    front = spec(tmp_path, "front", free_port(), DEAF, drain_s=100, in_flight=one_request)
+    back = spec(tmp_path, "back", free_port(), DEAF, drain_s=100, drain_rank=1)
+    supervisor = Supervisor(folder, [[front, back]], {})
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: [c.state for c in supervisor.children] == ["ready", "ready"])
+
+    # One press that reaches us twice, and a request to stop that is repeated, are no second Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    await until(lambda: "drains" in (folder.read_state() or {}))
+    assert [c.state for c in supervisor.children] == ["draining", "ready"]
+    said = capsys.readouterr().out
+    assert re.search(r"draining: 1 request in flight, at most (100|9\d) s more; Ctrl-C again stops now", said)
+
+    await asyncio.sleep(0.6)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, 20)
+    assert all(not alive(c.pid) for c in supervisor.children if c.pid)
+    assert "stopping now" in capsys.readouterr().out
+
+
+async def test_down_passes_on_what_the_drain_waits_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = textwrap.dedent(f"""
+        import asyncio, os, sys
+        from functools import partial
+        from pathlib import Path
+        from polymorph.embedded import supervisor
+        from polymorph.embedded.child import ChildSpec
+        from polymorph.embedded.folder import DataFolder
+        from polymorph.embedded.probe import tcp_accepts
+        supervisor._DRAIN_EVERY_S = 0.2
+        port = {free_port()}
+        folder = DataFolder(Path({str(tmp_path / "data")!r})); folder.make()
+        spec = ChildSpec("one", (sys.executable, "-c", {DEAF!r}, str(port)), dict(os.environ),
+                         Path({str(tmp_path / "one.log")!r}), partial(tcp_accepts, port), drain_s=1.5)
+        with folder.lock():
+            asyncio.run(supervisor.Supervisor(folder, [[spec]], {{}}).run())
+    """)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    data = DataFolder(tmp_path / "data")
+    reaping = asyncio.create_task(asyncio.to_thread(process.wait))
+    try:
+        await until(lambda: state_of(data, "one") == "ready")
+        assert await asyncio.to_thread(main, ["down", "--data", str(data.root)]) == 0
+    finally:
+        process.kill()
+        await reaping
+    told = capsys.readouterr().out
+    assert re.search(r"draining: one, at most \d s more\n", told)
+    assert told.endswith("stopped\n")
+
+
+def state_of(folder: DataFolder, name: str) -> str | None:
+    state = folder.read_state()
+    return None if state is None else state["children"][name]["state"]
+
+
+async def test_the_line_that_all_is_ready_says_what_is_served(
+    tmp_path: Path, folder: DataFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serves() -> str:
+        return "serves m on http://127.0.0.1:8000/v1 (mode canary)"
+
+    supervisor = Supervisor(folder, [[spec(tmp_path, "one", free_port())]], {}, serves)
+    running = asyncio.create_task(supervisor.run())
+    said = ""
+
+    def told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "ready: serves m on http://127.0.0.1:8000/v1 (mode canary); everything is ready after" in said
+
+    await until(told)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 30)

@@ -104,6 +104,7 @@ async def test_a_second_start_on_the_same_folder_is_refused(
 async def test_status_tells_every_process(running: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--data", str(running.data), "--json"]) == 0
     state = json.loads(capfd.readouterr().out)
+    assert state["mode"] == "observe"
     assert set(state["children"]) == {
         "nats",
         "valkey",
@@ -113,6 +114,14 @@ async def test_status_tells_every_process(running: Instance, capfd: pytest.Captu
         "compiler",
         "evaluator",
     }
+
+
+async def test_it_says_what_it_serves_only_once_it_does(running: Instance) -> None:
+    served = f"{SERVED} on {running.url}/v1"
+    first, *rest = (running.data / "up.log").read_text().splitlines()
+    assert first.startswith(f"starting; will serve {served} (mode: as this data folder has it")
+    assert len([line for line in rest if f"ready: serves {served} (mode " in line]) == 1
+    assert not [line for line in rest if "settings {" in line or "Triton" in line]
 
 
 @pytest.mark.parametrize("victim", ["nats", "router", "compiler", "evaluator", "valkey"])
@@ -177,6 +186,10 @@ async def test_stop_answers_what_is_in_flight_and_a_second_start_goes_on(running
         second = Instance.start(running.data, port=running.port, POLYMORPH_EVALUATOR_ENGINE="off")
         try:
             await second.wait_ready()
+            kept = f"ready: serves {SERVED} on {second.url}/v1 (mode observe); everything is ready after"
+            async with asyncio.timeout(30):
+                while kept not in (running.data / "up.log").read_text():
+                    await asyncio.sleep(0.1)
             first_event = await first_stored_event(session, second.url)
             assert first_event["type"].startswith("polymorph.evt.")
             assert await chat(session, second.url, 4) == (4, True)

@@ -103,6 +103,8 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
             "memory",
             "--skip",
             "disk",
+            "--skip",
+            "model",
         ],
         capture_output=True,
         text=True,
@@ -116,3 +118,51 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
         "compiler",
         "isa",
     }
+
+
+def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    finding = doctor.check_disk(tmp_path / "data", needed_gib=0)
+    assert finding.level == "fail"
+    assert "is a file" in finding.found
+    assert "--data DIR" in finding.wanted
+
+
+def test_a_place_that_takes_no_files_is_told_before_its_room() -> None:
+    finding = doctor.check_disk(Path("/proc/x"))
+    assert (finding.level, finding.found) == ("fail", "/proc is not writable")
+
+
+def test_looking_leaves_nothing_in_the_data_folder(tmp_path: Path) -> None:
+    assert doctor.check_disk(tmp_path, needed_gib=0).level == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_that_there_is_not_cannot_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--skip", "foo"])
+    assert ended.value.code == 2
+    assert "'foo'" in capsys.readouterr().err
+
+
+class TestDefaultModel:
+    def test_it_is_checked_where_none_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(doctor, "check_model", lambda folder: doctor.Finding("model", "ok", str(folder)))
+        others = [option for name in doctor.CHECKS if name != "model" for option in ("--skip", name)]
+        assert doctor.main(["--json", *others]) == 0
+        assert json.loads(capsys.readouterr().out) == [
+            {"check": "model", "level": "ok", "found": str(doctor.DEFAULT_MODEL), "wanted": ""}
+        ]
+
+    def test_where_it_is_missing_set_up_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(doctor, "DEFAULT_MODEL", tmp_path / "none")
+        assert "make setup" in doctor.check_model(tmp_path / "none").wanted
+        assert "make setup" not in doctor.check_model(tmp_path / "other").wanted
+
+    def test_it_lies_in_the_checkout_whatever_the_current_folder(self) -> None:
+        root = Path(__file__).resolve().parents[3]
+        assert root / "models/smollm2-135m-instruct" == doctor.DEFAULT_MODEL

@@ -53,7 +53,7 @@ class TestRefusedStarts:
         assert main(["up", "--port", str(free_port()), "--data", str(tmp_path / "data"), *arguments]) == 2
         line = capsys.readouterr().err.strip()
         assert "\n" not in line
-        assert not (tmp_path / "data" / "run" / "supervisor.json").exists()
+        assert not (tmp_path / "data").exists(), "a refused start makes no folder"
         return line
 
     def test_a_model_folder_that_is_none(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -81,9 +81,37 @@ class TestRefusedStarts:
         assert "observe, recommend, canary or pinned" in self.refuse(capsys, tmp_path, "--mode", "fast")
 
 
+def test_a_folder_in_use_is_told_with_the_commands_that_mean_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = DataFolder(tmp_path / "my data")
+    folder.make()
+    with folder.lock():
+        assert main(["up", "--data", str(folder.root), "--model", "none"]) == 2
+    line = capsys.readouterr().err
+    assert f"`polymorph status --data '{folder.root}'`" in line
+    assert f"`polymorph down --data '{folder.root}'`" in line
+    assert DataFolder(Path(".polymorph")).option == ""
+
+
+def test_a_file_as_data_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    model = Path(__file__).resolve().parents[3] / "models/tiny-dense"
+    arguments = ["--port", str(free_port()), "--model", str(model), "--data", str(tmp_path / "data")]
+    assert main(["up", *arguments]) == 2
+    assert "is a file" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("polymorph 0.")
+
+
 def test_status_and_down_where_nothing_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["status", "--data", str(tmp_path)]) == 3
-    assert "polymorph up" in capsys.readouterr().out
+    assert f"polymorph up --data {tmp_path}" in capsys.readouterr().out
     assert main(["down", "--data", str(tmp_path)]) == 0
 
 

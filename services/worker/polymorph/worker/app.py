@@ -21,6 +21,7 @@ from polymorph.worker.adapters.server import HttpServer, application, listen
 from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence, GenerationFile
 from polymorph.worker.domain.admission import Fence
+from polymorph.worker.domain.patience import start_told
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.loading import Loader
 from polymorph.worker.registry import HEARTBEAT_S, Registry
@@ -83,10 +84,7 @@ class Worker:
         stopping = asyncio.ensure_future(stop.wait())
         began = self._clock.monotonic()
         while not starting.done() and not stopping.done():
-            _log.info(
-                "the engine is starting (%.0f s so far; up to 3 minutes where the model is compiled anew)",
-                self._clock.monotonic() - began,
-            )
+            _log.info("%s", start_told(self._clock.monotonic() - began))
             await asyncio.wait({starting, stopping}, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         try:
