@@ -173,8 +173,8 @@ class OpenAIUpstream:
                 return False
             case "prefill":
                 await asyncio.Event().wait()
-            case "500":
-                return await self._plain(writer, 500, b'{"error":{"message":"engine died"}}')
+            case "400" | "500":
+                return await self._plain(writer, int(script), b'{"error":{"message":"engine died"}}')
             case "huge":
                 return await self._plain(writer, 200, HUGE)
             case "short":

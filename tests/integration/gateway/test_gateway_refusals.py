@@ -1,6 +1,7 @@
 """What the gateway refuses by itself, in the shape of OpenAI's errors."""
 
 import asyncio
+import re
 import signal
 
 import httpx
@@ -30,14 +31,16 @@ async def _unknown_model(client: httpx.AsyncClient) -> None:
     assert error["code"] == "model_not_found"
     assert error["param"] == "model"
     assert error["message"] == "The model 'nope' does not exist here; these do: m."
-    assert (await client.get("/v1/models/nope")).status_code == 404
+    listed = await client.get("/v1/models/nope")
+    assert (listed.status_code, listed.json()["error"]["message"]) == (404, error["message"])
 
 
 async def _bad_bodies(client: httpx.AsyncClient) -> None:
     for body, said in (
         (b"{", "not JSON"),
         (b"[1]", "send an object"),
-        (b"{}", "model is None"),
+        (b"{}", "model is missing: name one of GET /v1/models"),
+        (b'{"model":null}', "model is null"),
         (b'{"model":7}', "model is 7"),
         (b"", "not JSON"),
         (b'{"model":"\xff"}', "not JSON"),
@@ -77,6 +80,19 @@ async def _other_routes(client: httpx.AsyncClient) -> None:
         assert answer.json()["error"]["message"]
 
 
+async def test_a_bad_position_is_named_after_what_carried_it(services):
+    gateway, url = services.gateway()
+    await gateway.start()
+    async with httpx.AsyncClient(base_url=url) as client:
+        by_header = await client.get("/v1/events?since=0-0", headers={"Last-Event-ID": "seven"})
+        by_query = await client.get("/v1/events?since=seven")
+    for answer, name in ((by_header, "Last-Event-ID"), (by_query, "since")):
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name} is 'seven': use <epoch>-<sequence>")
+
+
 async def test_without_workers_it_lives_but_is_not_ready(services, chat):
     gateway, url = services.gateway()
     await gateway.start()
@@ -87,7 +103,9 @@ async def test_without_workers_it_lives_but_is_not_ready(services, chat):
         answer = await client.post("/v1/chat/completions", content=chat, headers=JSON)
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
-        assert "No worker is ready yet" in answer.json()["error"]["message"]
+        assert "No worker has registered yet" in answer.json()["error"]["message"]
+        asked = await client.get("/v1/models/m")
+        assert (asked.status_code, asked.headers["retry-after"]) == (503, "1")
 
 
 async def test_the_openai_client_understands_the_refusal(services, upstream):
@@ -105,6 +123,28 @@ async def test_metrics_count_what_happened(services, upstream, chat):
     assert 'outcome="ok"' in text
     assert 'polymorph_gateway_placements_total{by="gateway"} 1.0' in text
     assert "polymorph_gateway_requests_in_flight 0.0" in text
+
+
+async def test_what_clients_did_wrong_is_not_counted_as_ok(services, upstream, chat):
+    url = await services.ready_gateway(workers=[upstream.url])
+    async with httpx.AsyncClient(base_url=url) as client:
+        await client.post("/v1/completions", content=b"{}", headers=JSON)
+        await client.post("/v1/completions", json={"model": "nope"})
+        for script in ("400", "500"):
+            await client.post("/v1/chat/completions", content=chat, headers={**JSON, "x-double": script})
+        text = (await client.get("/metrics")).text
+    for status, outcome in (
+        ("400", "refused"),
+        ("404", "refused"),
+        ("400", "client_error"),
+        ("500", "error"),
+    ):
+        assert re.search(
+            rf'^polymorph_gateway_requests_total{{outcome="{outcome}",pool="[^"]+",status="{status}"}} 1.0$',
+            text,
+            re.MULTILINE,
+        ), (status, outcome)
+    assert 'outcome="ok"' not in text
 
 
 async def test_sigterm_lets_requests_in_flight_finish(services, upstream, chat):

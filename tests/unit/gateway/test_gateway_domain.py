@@ -190,6 +190,18 @@ def test_an_unknown_model_is_404_but_503_before_any_is_known():
     check_model(fleet, "one")
 
 
+def test_the_503_says_that_no_worker_has_registered_and_one_that_starts_ends_it():
+    fleet = Fleet()
+    with pytest.raises(Refusal, match="No worker has registered yet") as refused:
+        check_model(fleet, "x")
+    assert refused.value.retry_after_s == 1.0
+    fleet.put(worker("a", model="one", state="starting"), 0.0)
+    assert not fleet.ready()
+    with pytest.raises(Refusal, match="these do: one") as refused:
+        check_model(fleet, "x")
+    assert refused.value.status == 404
+
+
 @PATIENT
 @given(st.lists(st.text("abcdef", min_size=1, max_size=4), min_size=2, max_size=8, unique=True), st.text())
 def test_rendezvous_moves_only_the_keys_of_the_worker_that_left(names, key):

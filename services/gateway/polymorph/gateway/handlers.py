@@ -35,7 +35,17 @@ from polymorph.gateway.domain.scan import Scan, scan
 
 _log = logging.getLogger(__name__)
 _NO_POOL = "none"
-Outcome = Literal["ok", "error", "disconnect", "truncated"]
+Told = Literal["ok", "error", "disconnect", "truncated"]
+Outcome = Told | Literal["refused", "client_error"]
+_TOLD: dict[Outcome, Told] = {
+    "ok": "ok",
+    "client_error": "ok",
+    "refused": "error",
+    "error": "error",
+    "disconnect": "disconnect",
+    "truncated": "truncated",
+}
+"""The words of the telemetry for ours: it asks whether the fleet did its part, /metrics also who was at fault."""
 
 
 @dataclass(slots=True)
@@ -88,7 +98,7 @@ class Forward:
         try:
             await self._travel(journey, receive)
         except Refusal as refusal:
-            journey.status = refusal.status
+            journey.status, journey.outcome = refusal.status, "refused"
             await refuse(send, refusal, journey.request_id)
         except ClientGone:
             journey.outcome = "disconnect"
@@ -197,7 +207,7 @@ class Forward:
 
     async def _end(self, journey: Journey, head: Head, departure: Departure, last: bytes) -> None:
         departure.over()
-        journey.outcome = "ok" if head.status < 500 else "error"
+        journey.outcome = _outcome(head.status)
         await journey.send({"type": "http.response.body", "body": last})
 
     async def _cut_off(self, journey: Journey, head: Head, error: BrokenOff, *, whole_event: bool) -> None:
@@ -225,13 +235,20 @@ class Forward:
                 request_id=journey.request_id,
                 worker_id=journey.worker_id,
                 status=journey.status,
-                outcome=journey.outcome,
+                outcome=_TOLD[journey.outcome],
                 first_byte_s=journey.first_byte_s,
                 total_s=total_s,
                 at=self._clock.now(),
                 placement_id=journey.placement_id,
             )
         )
+
+
+def _outcome(status: int) -> Outcome:
+    """How an answer of a worker counts that came whole."""
+    if status < 400:
+        return "ok"
+    return "client_error" if status < 500 else "error"
 
 
 def _place_request(journey: Journey, scanned: Scan) -> PlaceRequest:

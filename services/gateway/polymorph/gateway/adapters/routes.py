@@ -9,7 +9,8 @@ from starlette.routing import Route
 from polymorph.events.state import WorkerRecord
 from polymorph.gateway.adapters.watching import Watching
 from polymorph.gateway.domain.fleet import Fleet
-from polymorph.gateway.domain.refusal import Refusal, unavailable, unknown_model
+from polymorph.gateway.domain.placing import check_model, nobody
+from polymorph.gateway.domain.refusal import Refusal
 from polymorph.gateway.handlers import Forward
 
 COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
@@ -33,7 +34,8 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
     async def model(name: str) -> JSONResponse:
         served = {record.model: record for record in fleet.models()}
         if name not in served:
-            raise unknown_model(name, served) if served else unavailable("No worker is ready yet.")
+            check_model(fleet, name)
+            raise nobody(name, ())
         return JSONResponse(_model(served[name]))
 
     app.add_api_route("/v1/models", models, methods=["GET"], response_model=None)

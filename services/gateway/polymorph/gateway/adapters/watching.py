@@ -41,12 +41,7 @@ class Watching:
                 f"subjects is {subjects!r}: use polymorph.evt.> or a part of it, such as polymorph.evt.promotion.>",
                 param="subjects",
             )
-        after = request.headers.get("last-event-id") or request.query_params.get("since") or None
-        if after is not None and not is_position(after):
-            raise bad_request(
-                f"the position is {after!r}: use <epoch>-<sequence> in digits, each below 2^63, or 0-0 for all",
-                param="since",
-            )
+        after = _position(request)
         if self._link.bus is None:
             raise unavailable("The event log is away.")
         stream = self._stream(subjects, after)
@@ -103,6 +98,27 @@ class Watching:
             await asyncio.gather(stop, coming, return_exceptions=True)
             if isinstance(records, AsyncGenerator):
                 await records.aclose()
+
+
+def _position(request: Request) -> str | None:
+    """Where the watcher wants to go on: its header, else its query; None for what is new alone.
+
+    Raises:
+        Refusal: that is no position (400).
+    """
+    for name, given in (
+        ("Last-Event-ID", request.headers.get("last-event-id")),
+        ("since", request.query_params.get("since")),
+    ):
+        if not given:
+            continue
+        if not is_position(given):
+            raise bad_request(
+                f"{name} is {given!r}: use <epoch>-<sequence> in digits, each below 2^63, or 0-0 for all",
+                param=name,
+            )
+        return given
+    return None
 
 
 def _text(record: StreamRecord | Gap | None) -> bytes:

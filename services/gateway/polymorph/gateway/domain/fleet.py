@@ -126,6 +126,10 @@ class Fleet:
     def knows(self, model: str) -> bool:
         return any(m.record.model == model for m in self._members.values())
 
+    def names(self) -> set[str]:
+        """Every model that a worker is for, whether it serves now or not."""
+        return {member.record.model for member in self._members.values()}
+
     def models(self) -> list[WorkerRecord]:
         """One worker for each model that is served now, by name."""
         by_name = {m.record.model: m.record for m in self._members.values() if self._serves(m)}

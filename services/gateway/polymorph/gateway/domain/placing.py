@@ -21,12 +21,14 @@ class Choice:
 
 
 def check_model(fleet: Fleet, model: str) -> None:
-    """Raises `Refusal`: nobody serves `model` (404), or nobody serves anything yet (503)."""
+    """Raises `Refusal`: no worker is for `model` (404), or none has told yet what it is for (503)."""
     if fleet.knows(model):
         return
-    known = [record.model for record in fleet.models()]
+    known = fleet.names()
     if not known:
-        raise unavailable("No worker is ready yet.")
+        raise unavailable(
+            "No worker has registered yet, so it is not known which models there will be: try again in a moment."
+        )
     raise unknown_model(model, known)
 
 

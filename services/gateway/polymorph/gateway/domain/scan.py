@@ -39,7 +39,8 @@ def scan(body: bytes, session: str | None = None) -> Scan:
         raise bad_request(f"the body is a JSON {type(document).__name__}: send an object")
     model = document.get("model")
     if not isinstance(model, str) or not model:
-        raise bad_request(f"model is {model!r}: name one of GET /v1/models", param="model")
+        said = "missing" if "model" not in document else "null" if model is None else repr(model)
+        raise bad_request(f"model is {said}: name one of GET /v1/models", param="model")
     chars, tokens = _prompt_size(document)
     return Scan(
         model=model,
