@@ -128,6 +128,10 @@ async def test_it_is_ready_only_when_the_bus_is_there_and_ends_in_order(
 ):
     lab = await make_lab(health_port=unused_tcp_port)
 
+    def read(path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}{path}", timeout=10) as answer:
+            return answer.read().decode()
+
     def status(path):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}{path}", timeout=10) as answer:
@@ -138,6 +142,15 @@ async def test_it_is_ready_only_when_the_bus_is_there_and_ends_in_order(
             return None
 
     await lab.until(lambda: status("/readyz") == 200)
+    series = read("/metrics")
+    for counted in (
+        "drifts_detected",
+        "searches_opened",
+        "searches_closed",
+        "candidates_evaluated",
+        "promotions",
+    ):
+        assert f"# TYPE polymorph_compiler_{counted}_total counter" in series
     await nats_server.kill()
     await lab.until(lambda: status("/readyz") == 503)
     assert status("/healthz") == 200

@@ -3,14 +3,15 @@
 import datetime as dt
 
 import pytest
+from prometheus_client import REGISTRY
 
 from polymorph.bus.errors import Unavailable
 from polymorph.compiler.adapters.record import LoopRecord
 from polymorph.compiler.domain.search_pool import Ended
 from polymorph.compiler.domain.search_state import Answer
 from polymorph.compiler.handlers import Tuning
-from polymorph.events.state import DesiredState, Mode
-from polymorph.events.types import WorkerLoaded, WorkerRefused
+from polymorph.events.state import EMPTY, DesiredState, Mode
+from polymorph.events.types import PromotionCompleted, PromotionRolledBack, WorkerLoaded, WorkerRefused
 from polymorph.ledger import messages, searches
 from polymorph.ledger.database import DatabaseUnavailable
 from polymorph.simulator.database import SimulatedDatabase
@@ -172,6 +173,44 @@ async def test_verdicts_stand_in_the_record_with_the_search(setting):
     rows = setting.database.peek(lambda session: searches.evaluations(session, setting.orders()[0].search_id))
     assert {row.verdict for row in rows} == {"passed"}
     assert len(rows) == 3
+
+
+def counted(pool):
+    """Every counter of the compiler that counts for `pool`, by name and labels."""
+    return {
+        (
+            sample.name.removeprefix("polymorph_compiler_"),
+            *sorted(v for k, v in sample.labels.items() if k != "pool"),
+        ): (sample.value)
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name.startswith("polymorph_compiler_")
+        and sample.name.endswith("_total")
+        and sample.labels["pool"] == pool
+    }
+
+
+async def test_what_the_loop_did_is_counted_once_though_its_drift_was_saved_at_the_second_try(lab):
+    setting = Setting(lab, BusyOnce(CrashAt().pause))
+    seen = setting.seen().model_copy(update={"pool": "counted"})
+    setting.database.busy = True
+    with pytest.raises(DatabaseUnavailable):
+        await setting.tuning.window(seen)
+    assert counted("counted") == {}
+    await setting.tuning.window(seen)
+    assert counted("counted") == {("drifts_detected_total",): 1, ("searches_opened_total",): 1}
+    await setting.answer_all()
+    evaluated = {key: value for key, value in counted("counted").items() if key[0].startswith("candidates")}
+    assert {key[2] for key in evaluated} == {"passed"}
+    assert sum(evaluated.values()) == len(setting.orders()) == 3
+    assert counted("counted")["searches_closed_total", "promoted"] == 1
+
+
+async def test_promotions_are_counted_as_their_events_come_back(setting):
+    told = {"pool": "told", "promotion_id": "x", "generation": 1, "revision": EMPTY, "reason": "test"}
+    await setting.tuning.completed(PromotionCompleted(**told, speedup=None))
+    await setting.tuning.rolled_back(PromotionRolledBack(**told, back_to=EMPTY))
+    assert counted("told") == {("promotions_total", "completed"): 1, ("promotions_total", "rolled-back"): 1}
 
 
 async def test_a_promotion_is_owed_until_the_promoter_answers(setting):

@@ -5,6 +5,7 @@ import datetime as dt
 from collections.abc import Awaitable, Callable
 
 import pytest
+from prometheus_client import REGISTRY
 
 from polymorph.bus import topology
 from polymorph.bus.memory import InMemoryBus
@@ -13,6 +14,8 @@ from polymorph.evaluator.adapters.lease import HostLease, workers_here
 from polymorph.evaluator.gates.host import HostBusy
 from polymorph.events.requests import LeaseAnswer, LeaseHost
 from polymorph.events.state import WorkerRecord
+
+STOLEN = "polymorph_evaluator_stolen_seconds_total"
 
 
 class Worker:
@@ -78,9 +81,11 @@ async def test_a_burst_is_asked_once_and_what_it_took_is_counted(bus) -> None:
         lease.ensure(0.01)
         lease.release()
 
+    before = REGISTRY.get_sample_value(STOLEN) or 0.0
     await asyncio.to_thread(measure)
     assert worker.asked == [False, True]
     assert (lease.bursts, lease.stolen_s) == (1, 0.125)
+    assert REGISTRY.get_sample_value(STOLEN) == before + 0.125
 
 
 async def test_what_does_not_fit_in_the_rest_of_a_burst_waits_for_the_next(bus) -> None:

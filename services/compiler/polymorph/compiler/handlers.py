@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polymorph.bus.errors import Poison, Retryable
+from polymorph.compiler.adapters import metrics
 from polymorph.compiler.domain.knowledge import Knowledge
 from polymorph.compiler.domain.promotion.moves import Proposal
 from polymorph.compiler.domain.search_pool import Ended, Learn, PoolEffect, PoolLoop, PoolState
@@ -150,6 +151,7 @@ class Tuning:
             event.pool,
             Ended(event.promotion_id, Answer.LIVE, event.generation, event.revision, event.reason),
         )
+        metrics.PROMOTIONS.labels(event.pool, "completed").inc()
 
     async def rolled_back(self, event: PromotionRolledBack) -> None:
         """A revision was taken back."""
@@ -157,6 +159,7 @@ class Tuning:
             event.pool,
             Ended(event.promotion_id, Answer.REFUSED, event.generation, event.back_to, event.reason),
         )
+        metrics.PROMOTIONS.labels(event.pool, "rolled-back").inc()
 
     async def desired(self, shown: DesiredState) -> None:
         """Key-value shows something of a pool."""

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from polymorph.bus.errors import BusError, Corrupt, NotFound, Poison, Retryable
 from polymorph.bus.port import Bus, Delivery
+from polymorph.evaluator.adapters import metrics
 from polymorph.evaluator.adapters.records import Records
 from polymorph.evaluator.domain.operation import operation
 from polymorph.evaluator.domain.outcome import Outcome, failed
@@ -55,8 +56,10 @@ class Evaluating:
             raise Poison(f"{type(order).__name__} is no EvaluateCandidate")
         event = self._records.find(order.evaluation_id)
         if event is None:
-            event = await self._evaluate(order)
+            with metrics.BUSY.track_inprogress():
+                event = await self._evaluate(order)
             self._records.keep(event)
+            metrics.EVALUATIONS.labels(event.gate.value, event.verdict.value).inc()
         await self._bus.publish(event)
 
     async def _evaluate(self, order: EvaluateCandidate) -> CandidateEvaluated:

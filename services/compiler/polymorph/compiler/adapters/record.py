@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from sqlmodel import Session
 
+from polymorph.compiler.adapters import metrics
 from polymorph.compiler.domain.knowledge import Knowledge
 from polymorph.compiler.domain.search_pool import Learn, PoolEffect, PoolState
 from polymorph.compiler.domain.search_state import Announce, Order
@@ -65,17 +66,21 @@ class LoopRecord:
         now = self._clock.now()
         told = list(effects)
 
-        def work(session: Session) -> None:
-            if verdict is not None:
-                searches.record_evaluation(session, verdict, now)
+        def work(session: Session) -> list[Event | Command]:
+            fresh: list[Event | Command] = []
+            if verdict is not None and searches.record_evaluation(session, verdict, now):
+                fresh.append(verdict)
             for message in _outgoing(told):
                 if _is_new(session, message, now):
                     messages.enqueue(session, message, source=self._source, now=now)
+                    fresh.append(message)
             if any(isinstance(effect, Learn) for effect in told):
                 remember(session, OWNER, self._lessons_key, known.model_dump(mode="json"), now)
             remember(session, OWNER, _POOL + state.pool, state.model_dump(mode="json"), now)
+            return fresh
 
-        await self._database.write(work)
+        for message in await self._database.write(work):
+            metrics.saved(message)
 
 
 def _read(kind: type[V], key: str, document: dict[str, Any]) -> V | None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError
 from polymorph.bus.port import Bus
+from polymorph.evaluator.adapters import metrics
 from polymorph.evaluator.gates.host import HostBusy
 from polymorph.events.requests import LeaseAnswer, LeaseHost
 from polymorph.events.state import WorkerRecord
@@ -78,7 +79,9 @@ class HostLease:
     async def _release(self) -> None:
         answers = await asyncio.gather(*(self._ask(worker, release=True) for worker in self._held))
         self._held = []
-        self.stolen_s += sum(answer.paused_s for answer in answers if answer is not None)
+        paused_s = sum(answer.paused_s for answer in answers if answer is not None)
+        self.stolen_s += paused_s
+        metrics.STOLEN_S.inc(max(0.0, paused_s))
 
     async def _ask(self, worker: str, *, release: bool) -> LeaseAnswer | None:
         """None where the worker is away and uses no core. One that lives but is silent is busy: no burst."""
