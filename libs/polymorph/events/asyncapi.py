@@ -27,6 +27,30 @@ _ABOUT = (
     "Written from the point of view of a tool beside Polymorph: it receives facts and telemetry, and sends requests."
 )
 
+_EMBEDDED: Document = {
+    "host": "127.0.0.1:{port}",
+    "protocol": "nats",
+    "description": (
+        "The server that embedded mode starts. Its url stands under `nats` in run/supervisor.json of the data "
+        "folder and in `polymorph status --json`; the password of the user `watch`, which may only read, in "
+        "keys/nats.json. Use the inbox prefix _IV."
+    ),
+    "variables": {
+        "port": {"description": "A free port, chosen at the first start and kept where it stays free."}
+    },
+}
+_GATEWAY: Document = {
+    "host": "127.0.0.1:8000",
+    "pathname": "/v1/events",
+    "protocol": "http",
+    "description": (
+        "Facts alone, as server-sent events; port 8000 unless another was chosen. `id` is the position, `data` the envelope. The query `subjects` "
+        "filters. The header Last-Event-ID, else the query `since`, is the position to go on after (0-0: all that is "
+        "kept); without one only what is new is sent. Where what follows the position was purged, a frame with "
+        '`event: gap`, no `id`, and the data {"after": position, "resumes_at": position} comes first.'
+    ),
+}
+
 
 def document() -> Document:
     """The whole document."""
@@ -40,13 +64,7 @@ def document() -> Document:
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
         "defaultContentType": _JSON,
-        "servers": {
-            "embedded": {
-                "host": "127.0.0.1:4222",
-                "protocol": "nats",
-                "description": "The server that embedded mode starts; watchers use the account WATCH.",
-            }
-        },
+        "servers": {"embedded": _EMBEDDED, "gateway": _GATEWAY},
         "channels": {
             **{_name(cls): _channel(cls) for cls in messages},
             **{f"{_name(cls)}Reply": _reply_channel(cls) for cls in REQUESTS},
@@ -72,6 +90,7 @@ def _channel(cls: type[Message]) -> Document:
     return {
         "address": f"{cls.type_name()}.{{id}}",
         "description": _kept(cls),
+        "servers": _servers(cls),
         "messages": {_name(cls): {"$ref": f"#/components/messages/{_name(cls)}"}},
         "parameters": {
             "id": {"description": "The pool, worker or hardware class: a token of A-Z a-z 0-9 _ -"}
@@ -86,6 +105,11 @@ def _kept(cls: type[Message]) -> str:
         "tel": "Core NATS: seen by whoever listens now, and allowed to be lost.",
         "req": "Core NATS request.",
     }[cls.KIND]
+
+
+def _servers(cls: type[Message]) -> list[Document]:
+    names = ("embedded", "gateway") if cls.KIND == "evt" else ("embedded",)
+    return [{"$ref": f"#/servers/{name}"} for name in names]
 
 
 def _reply_channel(cls: type[Request]) -> Document:

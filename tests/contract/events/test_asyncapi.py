@@ -68,6 +68,26 @@ def test_it_is_an_asyncapi_3_document(document):
     assert set(document) <= allowed
     for server in document["servers"].values():
         assert {"host", "protocol"} <= set(server)
+        assert set(re.findall(r"{(\w+)}", server["host"])) == set(server.get("variables", {}))
+
+
+def test_it_names_no_port_that_is_chosen_at_the_start_and_tells_how_http_goes_on(document):
+    assert "4222" not in COMMITTED.read_text()
+    gateway = document["servers"]["gateway"]
+    assert gateway["pathname"] == "/v1/events"
+    for told in ("Last-Event-ID", "since", "event: gap", "resumes_at"):
+        assert told in gateway["description"]
+    by_http = {
+        channel["address"].split(".")[1]
+        for channel in document["channels"].values()
+        if {"$ref": "#/servers/gateway"} in channel.get("servers", ())
+    }
+    assert by_http == {"evt"}
+    assert all(
+        {"$ref": "#/servers/embedded"} in channel["servers"]
+        for channel in document["channels"].values()
+        if channel["address"]
+    )
 
 
 def test_every_reference_leads_somewhere(document):
