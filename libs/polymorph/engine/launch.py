@@ -27,21 +27,16 @@ def auto_dtype(cpu: Cpu | None = None) -> str:
     return "bfloat16" if native or processor.flags & {"amx_bf16", "bf16"} else "float32"
 
 
-def bind_all() -> str:
-    """This process's cores as ranges, for VLLM_CPU_OMP_THREADS_BIND."""
-    return _ranges(sorted(os.sched_getaffinity(0)))
-
-
-def bind_first(threads: int) -> str:
-    """The first `threads` of this process's cores.
+def _cores(threads: int) -> list[int]:
+    """The first `threads` cores of this process; 0 is all.
 
     Raises:
         ValueError: there are fewer.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if not 1 <= threads <= len(cores):
+    if not 0 <= threads <= len(cores):
         raise ValueError(f"{threads} threads on {len(cores)} cores: use 1 to {len(cores)}")
-    return _ranges(cores[:threads])
+    return cores[: threads or None]
 
 
 def openmp_library() -> Path | None:
@@ -114,7 +109,7 @@ class EngineLaunch:
         }
         if on_cpu():
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_gib)
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = bind_first(self.threads) if self.threads else bind_all()
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = _ranges(_cores(self.threads))
             # vLLM's ahead-of-time artifact of a CPU engine is saved and then refused (0.32.0), so every start compiled
             # anew. Inductor's own cache does load: 20 s instead of 100 s on two cores, shared by all engines here.
             variables["VLLM_USE_AOT_COMPILE"] = "0"
@@ -124,6 +119,24 @@ class EngineLaunch:
             if library is not None:
                 preloaded = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
                 variables["LD_PRELOAD"] = ":".join(dict.fromkeys([*preloaded, str(library)]))
+        return variables
+
+    def in_process_environment(self) -> dict[str, str]:
+        """The same for an engine within its caller's process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
+
+        vLLM binds the OpenMP threads of workers that it starts, and not those of its own process: there they float, two
+        of them share a core for whole steps, and they spin for 200 ms after each. The values are those of vLLM's
+        `OMPProcessManager` (0.32), so that such an engine runs as a worker's does.
+        """
+        variables = {**self.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        if on_cpu():
+            cores = [str(core) for core in _cores(self.threads)]
+            variables["OMP_NUM_THREADS"] = str(len(cores))
+            if openmp_library() is not None:
+                variables["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{','.join(cores)}]"
+                variables |= {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
+            else:
+                variables["GOMP_CPU_AFFINITY"] = " ".join(cores)
         return variables
 
     def command_line(self, *, plain: bool = False) -> str:

@@ -1,7 +1,10 @@
 """The end-to-end gate in a real vLLM, on the committed small model."""
 
 import importlib.util
+import os
+from pathlib import Path
 
+import psutil
 import pytest
 
 from polymorph.engine.launch import auto_dtype
@@ -49,6 +52,31 @@ async def test_a_winner_is_replayed_in_a_warm_engine_and_signed(asking_with_engi
     assert replayed["served_calls"] > 0
     assert trace.x_polymorph.samples["G4"]["incumbent"] == "incumbent"
     assert any(case.startswith("captured") for case in trace.evaluation.correctness["cases"])
+
+
+async def test_the_engine_computes_on_cores_of_its_own(asking_with_engine) -> None:
+    """Threads that float share a core for whole steps, and half of every measurement is waiting."""
+    del asking_with_engine
+    cores = sorted(os.sched_getaffinity(0))
+    engines = [p for p in psutil.Process().children(recursive=True) if _is_engine(p)]
+    assert engines
+    busiest = sorted(_threads(engines[0].pid))[-len(cores) :]
+    assert sorted(allowed for _, allowed in busiest) == [[core] for core in cores]
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    try:
+        return "polymorph.evaluator.adapters.engine_child" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _threads(pid: int) -> list[tuple[int, list[int]]]:
+    """Nanoseconds that each thread ran, with the cores that it may use."""
+    return [
+        (int((task / "schedstat").read_text().split()[0]), sorted(os.sched_getaffinity(int(task.name))))
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    ]
 
 
 async def test_what_is_no_faster_end_to_end_is_not_signed(asking_with_engine) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from polymorph.engine import launch
 from polymorph.engine.bindings import BindingRefused, SlotBinding, checked
-from polymorph.engine.launch import EngineLaunch, auto_dtype, bind_first
+from polymorph.engine.launch import EngineLaunch, auto_dtype
 from polymorph.engine.naming import definition_named
 from polymorph.kernels.isa import Cpu
 
@@ -43,9 +43,25 @@ def test_the_command_line_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "polymorph" not in plain.lower()
 
 
-def test_more_threads_than_cores_are_refused() -> None:
+def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "on_cpu", lambda: True)
     with pytest.raises(ValueError, match="use 1 to"):
-        bind_first(100_000)
+        EngineLaunch(Path("m"), threads=100_000).environment()
+
+
+def test_an_engine_in_its_callers_process_binds_its_threads_as_a_worker_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "on_cpu", lambda: True)
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {3, 1, 2})
+    monkeypatch.setattr(launch, "openmp_library", lambda: Path("libiomp5.so"))
+    bound = EngineLaunch(Path("m"), threads=2).in_process_environment()
+    assert bound["VLLM_CPU_OMP_THREADS_BIND"] == "1-2"
+    assert bound["OMP_NUM_THREADS"] == "2"
+    assert bound["KMP_AFFINITY"].endswith("proclist=[1,2]")
+    assert int(bound["KMP_BLOCKTIME"]) < 10
+    monkeypatch.setattr(launch, "openmp_library", lambda: None)
+    assert EngineLaunch(Path("m")).in_process_environment()["GOMP_CPU_AFFINITY"] == "1 2 3"
 
 
 def test_ranges_of_cores() -> None:

@@ -94,10 +94,7 @@ class EngineLane:
         self._folder.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         arguments = {**self.launch.arguments(), "async_scheduling": False, "disable_log_stats": True}
-        environment = {
-            **os.environ, **self.launch.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CONFIGURE_LOGGING": "1",
-        }  # fmt: skip
+        environment = {**os.environ, **self.launch.in_process_environment(), "VLLM_CONFIGURE_LOGGING": "1"}
         with (self._folder / "engine.log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["nice", "-n", str(_NICE), sys.executable, "-m", _MODULE, str(theirs.fileno()), json.dumps(arguments)],
