@@ -17,8 +17,8 @@ from benchmarks.demo.measure import Comparison, compare, same_text
 from benchmarks.demo.slots import SlotSwitch
 from benchmarks.demo.story import Clock, Story, follow
 
-from polymorph.embedded.folder import free_port
-from polymorph.embedded.options import DEFAULT_MODEL
+from polymorph.embedded.folder import StartRefused, free_port
+from polymorph.embedded.options import DEFAULT_MODEL, UpOptions
 from polymorph.engine.launch import EngineLaunch
 
 # Two slow cores hold about one chat a second; a replay that fills them leaves none for the search (and no user would).
@@ -279,11 +279,12 @@ def main() -> int:
     if options.phase_s is not None:
         plan = replace(plan, first_phase_s=options.phase_s, second_phase_s=options.phase_s)
     try:
+        UpOptions(model=options.model, port=options.port, data=options.data, mode="canary").check()
         stack.clear(options.data)
-    except ValueError as error:
+        return asyncio.run(Demo(options.model, options.data, options.port, order, plan).run())
+    except (ValueError, StartRefused, stack.NotReady) as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 2
-    return asyncio.run(Demo(options.model, options.data, options.port, order, plan).run())
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ _STOP_S = 150.0
 _MARK = ".demonstration"
 
 
+class NotReady(Exception):
+    """A part of the demo ended, or took too long, before it was ready."""
+
+
 class Process:
     """A process of the demo, with its output in a file or handed line by line to `say`."""
 
@@ -119,13 +123,13 @@ def plain_vllm(launch: EngineLaunch, port: int, log: Path) -> Process:
 
 
 async def wait_ready(process: Process, port: int, path: str, say: Callable[[str], None]) -> None:
-    """Waits for a 200; raises `RuntimeError` with the end of the log where the process dies or time runs out."""
+    """Waits for a 200; raises `NotReady` with the end of the log where the process dies or time runs out."""
     for waited in range(int(READY_S)):
         if await http_status(port, path) == 200:
             return
         if process.ended() is not None:
-            tail = process.log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(
+            tail = process.log.read_text(errors="replace")[-2000:] if process.log.exists() else "see above"
+            raise NotReady(
                 f"{process.name} ended with exit code {process.ended()} before it was ready:\n{tail}"
             )
         if waited and waited % 30 == 0:
@@ -133,7 +137,7 @@ async def wait_ready(process: Process, port: int, path: str, say: Callable[[str]
                 f"{process.name}: not ready after {waited} s (a first start compiles the model; up to {READY_S:.0f} s)"
             )
         await asyncio.sleep(1)
-    raise RuntimeError(f"{process.name} was not ready after {READY_S:.0f} s; see {process.log}")
+    raise NotReady(f"{process.name} was not ready after {READY_S:.0f} s; see {process.log}")
 
 
 @asynccontextmanager
@@ -173,6 +177,7 @@ def instance(data: Path) -> dict[str, Any]:
 
 
 __all__ = [
+    "NotReady",
     "Process",
     "clear",
     "embedded",
