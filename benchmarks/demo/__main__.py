@@ -281,10 +281,17 @@ def main() -> int:
     try:
         UpOptions(model=options.model, port=options.port, data=options.data, mode="canary").check()
         stack.clear(options.data)
+    except (ValueError, StartRefused) as error:
+        return _refuse(error)
+    try:
         return asyncio.run(Demo(options.model, options.data, options.port, order, plan).run())
-    except (ValueError, StartRefused, stack.NotReady) as error:
-        print(f"make demo: {error}", file=sys.stderr)
-        return 2
+    except stack.NotReady as error:
+        return _refuse(error)
+
+
+def _refuse(error: Exception) -> int:
+    print(f"make demo: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def _until_gone(folder: DataFolder, pid: int) -> int:
             )
             return 1
         drains = (folder.read_state() or {}).get("drains", "")
-        if drains != said:
+        if drains and drains != said:
             said = drains
             print(drains, flush=True)
         time.sleep(_POLL_S)

@@ -53,6 +53,7 @@ class Supervisor:
         starting = asyncio.create_task(self._start())
         progress = asyncio.create_task(self._progress())
         await self._stop.wait()
+        self._asked_at = self._asked_at or time.monotonic()  # a refused start stops without a signal
         starting.cancel()
         progress.cancel()
         refusal, _ = await asyncio.gather(starting, progress, return_exceptions=True)

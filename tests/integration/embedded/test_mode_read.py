@@ -71,6 +71,16 @@ def write_state(folder: DataFolder, nats: NatsServer) -> None:
     folder.write_state({"pid": 1, **facts, "children": {"nats": child}})
 
 
+def until_told(command: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A read is bounded and may come too late on a busy machine; the next one tells."""
+    for _ in range(20):
+        assert main(command) == 0
+        told = capsys.readouterr().out
+        if text in told:
+            return
+    pytest.fail(f"{text!r} is not in {told!r}")
+
+
 def test_status_tells_the_mode_that_the_pool_kept(
     folder: DataFolder, server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,10 +92,8 @@ def test_status_tells_the_mode_that_the_pool_kept(
         assert main(command) == 0
         assert "mode is set at the first request" in capsys.readouterr().out
         asyncio.run(put(server, Mode.CANARY))
-        assert main([*command, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["mode"] == "canary"
-        assert main(command) == 0
-        assert "mode canary" in capsys.readouterr().out
+        until_told([*command, "--json"], '"mode": "canary"', capsys)
+        until_told(command, "mode canary", capsys)
 
 
 def test_the_ready_line_waits_for_the_mode_that_was_given(folder: DataFolder, server: NatsServer) -> None:

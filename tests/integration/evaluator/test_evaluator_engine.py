@@ -52,11 +52,11 @@ async def test_a_winner_is_replayed_in_a_warm_engine_and_signed(asking_with_engi
     assert replayed["served_calls"] > 0
     assert trace.x_polymorph.samples["G4"]["incumbent"] == "incumbent"
     assert any(case.startswith("captured") for case in trace.evaluation.correctness["cases"])
+    _computes_on_cores_of_its_own()
 
 
-async def test_the_engine_computes_on_cores_of_its_own(asking_with_engine) -> None:
+def _computes_on_cores_of_its_own() -> None:
     """Threads that float share a core for whole steps, and half of every measurement is waiting."""
-    del asking_with_engine
     cores = sorted(os.sched_getaffinity(0))
     engines = [p for p in psutil.Process().children(recursive=True) if _is_engine(p)]
     assert engines

@@ -84,12 +84,13 @@ def test_only_the_gateway_is_reachable_from_outside_and_on_loopback_by_default(c
     published = {name for name, service in compose["services"].items() if service.get("ports")}
     assert published == {"gateway"}
     assert compose["services"]["gateway"]["ports"][0].startswith("${POLYMORPH_LISTEN:-127.0.0.1}:")
-    assert compose["networks"]["inner"]["internal"] is True
+    assert all(compose["networks"][name]["internal"] for name in ("inner", "cache"))
+    expected = {"router": ["inner", "cache"], "valkey": ["cache"]}  # Valkey asks for no password
     for name, service in compose["services"].items():
         if name == "topology":  # it reads NATS's monitoring endpoint, which listens on loopback alone
             assert service["network_mode"] == "service:nats"
         elif name not in ("gateway", "keys"):
-            assert service["networks"] == ["inner"], name
+            assert service["networks"] == expected.get(name, ["inner"]), name
 
 
 def test_services_drop_every_capability_and_gain_none(compose):

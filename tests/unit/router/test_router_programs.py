@@ -239,3 +239,7 @@ def test_a_url_that_the_client_would_refuse_is_refused_at_start_and_never_printe
     with pytest.raises(ValidationError, match="redis://"):
         RouterSettings(redis_url="http://127.0.0.1:6379")
     assert "secret" not in str(RouterSettings(redis_url="redis://:secret@127.0.0.1:6379/0").masked())
+    for wrong in ("http://:secret@127.0.0.1:6379", "redis://:secret/5@127.0.0.1:6379", "redis://:x@h:secret"):
+        with pytest.raises(ValidationError, match="percent-encoded") as refused:
+            RouterSettings(redis_url=wrong)
+        assert "secret" not in str(refused.value)

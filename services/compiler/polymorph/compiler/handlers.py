@@ -4,6 +4,7 @@ import asyncio
 import copy
 import datetime as dt
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -94,6 +95,7 @@ class Tuning:
         self._detector = detector
         self._window_age = dt.timedelta(seconds=window_age_s)
         self._pools: dict[str, PoolState] = {}
+        self._counted: deque[tuple[str, str]] = deque(maxlen=1024)
         self._detectors: dict[str, Detector] = {}
         self._known = Knowledge(hardware=hardware)
         self._owed: dict[str, list[Order | Promote]] = {}
@@ -151,7 +153,7 @@ class Tuning:
             event.pool,
             Ended(event.promotion_id, Answer.LIVE, event.generation, event.revision, event.reason),
         )
-        metrics.PROMOTIONS.labels(event.pool, "completed").inc()
+        self._count_ended(event.pool, event.promotion_id, "completed")
 
     async def rolled_back(self, event: PromotionRolledBack) -> None:
         """A revision was taken back."""
@@ -159,7 +161,7 @@ class Tuning:
             event.pool,
             Ended(event.promotion_id, Answer.REFUSED, event.generation, event.back_to, event.reason),
         )
-        metrics.PROMOTIONS.labels(event.pool, "rolled-back").inc()
+        self._count_ended(event.pool, event.promotion_id, "rolled-back")
 
     async def desired(self, shown: DesiredState) -> None:
         """Key-value shows something of a pool."""
@@ -220,6 +222,12 @@ class Tuning:
         if step != (state, []):
             await self._take(step)
         await self._pay(pool)
+
+    def _count_ended(self, pool: str, promotion_id: str, outcome: str) -> None:
+        """Once, however often the event is delivered."""
+        if (promotion_id, outcome) not in self._counted:
+            self._counted.append((promotion_id, outcome))
+            metrics.PROMOTIONS.labels(pool, outcome).inc()
 
     async def _ended(self, pool: str, ended: Ended) -> None:
         async with self._turn:

@@ -10,7 +10,8 @@ from polymorph.config.settings import ServiceSettings
 class RouterSettings(ServiceSettings):
     """How requests are placed and how traffic is folded. Times in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="POLYMORPH_ROUTER_")
+    # An error must not print what was given: a URL may hold a password.
+    model_config = SettingsConfigDict(env_prefix="POLYMORPH_ROUTER_", hide_input_in_errors=True)
 
     window_s: float = Field(default=5.0, gt=0, description="length of a traffic.shape-observed window")
     capacity_tokens_factor: float = Field(
@@ -48,5 +49,11 @@ class RouterSettings(ServiceSettings):
     def _reachable(cls, url: SecretStr | None) -> SecretStr | None:
         """Raises ValueError here, at start, for what the client would refuse later."""
         if url is not None:
-            parse_url(url.get_secret_value())
+            try:
+                parse_url(url.get_secret_value())
+            except ValueError:
+                raise ValueError(
+                    "wanted: redis://, rediss:// or unix://, with a port that is a number and special characters of "
+                    "the password percent-encoded"
+                ) from None
         return url

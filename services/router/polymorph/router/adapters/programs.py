@@ -52,6 +52,7 @@ class SharedPrograms:
         self._clock = clock
         self._replica = uuid.uuid4().hex
         self._outage_told = False
+        self._since = 0.0
         self.connected = False
 
     async def run(self) -> None:
@@ -61,7 +62,10 @@ class SharedPrograms:
             try:
                 await self._share()
             except Exception as error:  # noqa: BLE001 - a consumer loop, and a cache must never end the router
-                delay = _FIRST_DELAY_S if self.connected else min(2 * delay, _LONGEST_DELAY_S)
+                if self.connected and self._clock.monotonic() - self._since > _LONGEST_DELAY_S:
+                    delay, self._outage_told = _FIRST_DELAY_S, False
+                else:  # also where it connects and then refuses what we need: no storm of tries, one line
+                    delay = min(2 * delay, _LONGEST_DELAY_S)
                 self._tell_outage(error)
             finally:
                 self.connected = False
@@ -145,20 +149,26 @@ class SharedPrograms:
     async def _write(self, client: Redis) -> None:
         self._count_dropped()
         while batch := self._announcements.oldest(_BATCH):
+            now = self._clock.monotonic()
+            # After a long outage some are older than the map keeps them, or others were heard since.
+            fresh = [
+                (program, worker) for program, worker in batch if self._programs.home(program, now) == worker
+            ]
             async with client.pipeline(transaction=False) as pipeline:
-                for (pool, digest), worker_id in batch:
+                for (pool, digest), worker_id in fresh:
                     name = f"{pool}:{digest}"
                     pipeline.set(PREFIX + name, worker_id, ex=math.ceil(self._programs.ttl_s))
                     pipeline.publish(CHANNEL, f"{self._replica} {name} {worker_id}")
                 await pipeline.execute()
             self._announcements.told(batch)
-            metrics.PROGRAMS.labels("announced").inc(len(batch))
+            metrics.PROGRAMS.labels("announced").inc(len(fresh))
+            metrics.PROGRAMS.labels("dropped").inc(len(batch) - len(fresh))
 
     def _count_dropped(self) -> None:
         metrics.PROGRAMS.labels("dropped").inc(self._announcements.take_dropped())
 
     def _tell_connected(self) -> None:
-        self.connected, self._outage_told = True, False
+        self.connected, self._since = True, self._clock.monotonic()
         metrics.VALKEY.set(1)
         _log.info("programs are shared through Valkey at %s", _place(self._url))
 

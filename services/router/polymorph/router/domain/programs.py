@@ -71,7 +71,7 @@ class Programs:
             self._served.popitem(last=False)
 
     def loaded(self, program: Program, worker_id: str, now: float) -> bool:
-        """Fills a gap from what was kept elsewhere, which is older than anything we know; whether there was one."""
+        """Fills a gap from what was kept elsewhere, whose age is not known; whether there was one."""
         if self.home(program, now) is not None or self.full:
             return False
         self._served[program] = _Served(worker_id, now)
