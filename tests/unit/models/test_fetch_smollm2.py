@@ -168,7 +168,8 @@ def test_what_a_dead_run_left_goes_and_what_a_live_one_makes_stays(
 ) -> None:
     import fetch_smollm2
 
-    target, stale = tmp_path / "model", tmp_path / ".model-dead"
+    target, stale = tmp_path / "model", tmp_path / ".model-fetching-dead"
+    (tmp_path / ".model-of-somebody").mkdir()
     folder_as_converted(target)
     (stale / "work").mkdir(parents=True)
     (stale / "work/x.whl").write_bytes(b"183 MB")
@@ -176,7 +177,7 @@ def test_what_a_dead_run_left_goes_and_what_a_live_one_makes_stays(
     script += f"f.fetch(Path({str(target)!r}), None)"
     with fetch_smollm2.alone(target):
         assert not stale.exists()
-        live = tmp_path / ".model-live"
+        live = tmp_path / ".model-fetching-live"
         live.mkdir()
         command = [sys.executable, "-c", script]
         other = subprocess.Popen(command, cwd=Path(fetch_smollm2.__file__).parent)
@@ -189,3 +190,4 @@ def test_what_a_dead_run_left_goes_and_what_a_live_one_makes_stays(
             raise
     assert other.wait(timeout=30) == 0
     assert not live.exists()
+    assert (tmp_path / ".model-of-somebody").exists()

@@ -52,7 +52,7 @@ class SharedPrograms:
         self._clock = clock
         self._replica = uuid.uuid4().hex
         self._outage_told = False
-        self._since = 0.0
+        self._served = False
         self.connected = False
 
     async def run(self) -> None:
@@ -62,13 +62,13 @@ class SharedPrograms:
             try:
                 await self._share()
             except Exception as error:  # noqa: BLE001 - a consumer loop, and a cache must never end the router
-                if self.connected and self._clock.monotonic() - self._since > _LONGEST_DELAY_S:
+                if self._served:
                     delay, self._outage_told = _FIRST_DELAY_S, False
                 else:  # also where it connects and then refuses what we need: no storm of tries, one line
                     delay = min(2 * delay, _LONGEST_DELAY_S)
                 self._tell_outage(error)
             finally:
-                self.connected = False
+                self.connected = self._served = False
                 metrics.VALKEY.set(0)
                 self._count_dropped()
             await self._clock.sleep(delay)
@@ -105,6 +105,7 @@ class SharedPrograms:
                 if value is not None:
                     self._take_kept(str(key), str(value))
             if not cursor or self._programs.full or self._clock.monotonic() > until:
+                self._served = True
                 return
 
     def _take_kept(self, key: str, value: str) -> None:
@@ -168,7 +169,7 @@ class SharedPrograms:
         metrics.PROGRAMS.labels("dropped").inc(self._announcements.take_dropped())
 
     def _tell_connected(self) -> None:
-        self.connected, self._since = True, self._clock.monotonic()
+        self.connected, self._served = True, False
         metrics.VALKEY.set(1)
         _log.info("programs are shared through Valkey at %s", _place(self._url))
 
