@@ -254,7 +254,7 @@ def _unlimited() -> aiohttp.TCPConnector:
 
 _ABOUT = (
     "The loop on this machine, with a real vLLM, real traffic, and a kernel promoted while it serves. On two slow cores "
-    "it takes about 12 minutes; the first time about 17, for set-up and compiled graphs. "
+    "it takes about 12 minutes; the first time about 18, for set-up and compiled graphs. "
     'From make: ARGS="--quick", and so on.'
 )
 _EXIT_CODES = (
