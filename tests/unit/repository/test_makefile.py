@@ -29,5 +29,5 @@ def test_set_up_does_not_ask_for_the_model_that_it_fetches() -> None:
 def test_git_leaves_out_what_an_interrupted_fetch_leaves() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout of git")
-    command = ["git", "check-ignore", "-q", "models/.smollm2-135m-instruct-x1y2/work/model.gguf"]
+    command = ["git", "check-ignore", "-q", "models/.smollm2-135m-instruct-fetching-x1y2/work/model.gguf"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
