@@ -1,14 +1,44 @@
-"""A Valkey of a test's own, which can be killed, frozen and started again empty."""
+"""Routers on a bus, and a Valkey of a test's own, which can be killed, frozen and started again empty."""
 
+import asyncio
+import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from polymorph.bus.port import Bus
+from polymorph.config.clock import SystemClock
 from polymorph.embedded.servers import valkey_binary
+from polymorph.router.app import Router
+from polymorph.router.settings import RouterSettings
+
+Routing = Callable[..., contextlib.AbstractAsyncContextManager[Router]]
+
+
+@contextlib.asynccontextmanager
+async def _routing(bus: Bus, **settings: Any) -> AsyncIterator[Router]:
+    stop = asyncio.Event()
+    router = Router(RouterSettings(**settings), bus, SystemClock())
+    task = asyncio.create_task(router.run(stop))
+    async with asyncio.timeout(10):
+        while not await router.ready():
+            await asyncio.sleep(0.02)
+    try:
+        yield router
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.fixture
+def routing() -> Routing:
+    """`async with routing(bus, window_s=0.5) as router`: a router that answers, ended afterwards."""
+    return _routing
 
 
 class ValkeyServer:

@@ -19,7 +19,6 @@ from polymorph.router.adapters.programs import ANSWER_S, CHANNEL, PREFIX, Shared
 from polymorph.router.app import Router
 from polymorph.router.domain.announcements import Announcements
 from polymorph.router.domain.programs import Program, Programs
-from polymorph.router.settings import RouterSettings
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.real]
 
@@ -229,25 +228,15 @@ def record(worker_id: str) -> bytes:
 class Asking:
     """Routers on a bus, asked one after the other."""
 
-    def __init__(self, bus, gateway, url: str) -> None:
+    def __init__(self, bus, gateway, url: str, routing) -> None:
+        self._routing = routing
         self._bus = bus
         self._gateway = gateway
         self._url = url
         self._asked = 0
 
-    @contextlib.asynccontextmanager
-    async def router(self) -> AsyncIterator[Router]:
-        stop = asyncio.Event()
-        made = Router(RouterSettings(redis_url=self._url), self._bus, CLOCK)
-        task = asyncio.create_task(made.run(stop))
-        async with asyncio.timeout(10):
-            while not await made.ready():
-                await asyncio.sleep(0.02)
-        try:
-            yield made
-        finally:
-            stop.set()
-            await asyncio.wait_for(task, 10)
+    def router(self) -> contextlib.AbstractAsyncContextManager[Router]:
+        return self._routing(self._bus, redis_url=self._url)
 
     async def tell(self, of: str, worker_id: str, placed_by: str) -> None:
         self._asked += 1
@@ -271,11 +260,11 @@ class Asking:
 
 
 @pytest.fixture
-async def asking(bus_factory, valkey) -> Asking:
+async def asking(bus_factory, valkey, routing) -> Asking:
     worker = await bus_factory("worker")
     for worker_id in ("w1", "w2"):
         await worker.kv_put(topology.WORKERS, worker_id, record(worker_id))
-    return Asking(await bus_factory("router"), await bus_factory("gateway"), valkey.url)
+    return Asking(await bus_factory("router"), await bus_factory("gateway"), valkey.url, routing)
 
 
 async def test_a_router_that_starts_later_goes_on_where_the_program_was(valkey, asking):

@@ -1,19 +1,15 @@
 """The router on a bus: windows are published once, by whichever router holds the lease."""
 
 import asyncio
-import contextlib
 import datetime as dt
 
 import pytest
 
 from polymorph.bus import topology
 from polymorph.bus.port import StreamRecord
-from polymorph.config.clock import SystemClock
 from polymorph.events.requests import PLACEMENT, Placed, PlaceRequest, Unplaceable
 from polymorph.events.state import WorkerRecord
 from polymorph.events.types import RequestStarted, StepsCounted, TokensCounted, TrafficShapeObserved
-from polymorph.router.app import Router
-from polymorph.router.settings import RouterSettings
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.real]
 
@@ -36,21 +32,6 @@ def record(worker_id: str) -> WorkerRecord:
     )
 
 
-@contextlib.asynccontextmanager
-async def routing(bus, instance: str):
-    stop = asyncio.Event()
-    router = Router(RouterSettings(instance=instance, window_s=0.5), bus, SystemClock())
-    task = asyncio.create_task(router.run(stop))
-    async with asyncio.timeout(10):
-        while not await router.ready():
-            await asyncio.sleep(0.02)
-    try:
-        yield router
-    finally:
-        stop.set()
-        await asyncio.wait_for(task, 10)
-
-
 async def put_worker(bus) -> None:
     await bus.kv_put(topology.WORKERS, "w1", record("w1").model_dump_json().encode())
 
@@ -63,10 +44,10 @@ async def ask(bus, request_id: str, pool: str = "p") -> Placed | Unplaceable:
     return answer
 
 
-async def test_the_first_answer_of_a_fresh_router_knows_the_workers(bus_factory):
+async def test_the_first_answer_of_a_fresh_router_knows_the_workers(bus_factory, routing):
     worker, gateway = await bus_factory("worker"), await bus_factory("gateway")
     await put_worker(worker)
-    async with routing(await bus_factory("router"), "a"):
+    async with routing(await bus_factory("router"), instance="a", window_s=0.5):
         assert (await ask(gateway, "r")).worker_id == "w1"
         assert (await ask(gateway, "r", pool="other")).cause == "no-worker"
         await worker.kv_delete(topology.WORKERS, "w1")
@@ -75,7 +56,7 @@ async def test_the_first_answer_of_a_fresh_router_knows_the_workers(bus_factory)
                 await asyncio.sleep(0.05)
 
 
-async def test_of_two_routers_one_publishes_and_the_other_takes_over(bus_factory):
+async def test_of_two_routers_one_publishes_and_the_other_takes_over(bus_factory, routing):
     worker, gateway, compiler = [await bus_factory(role) for role in ("worker", "gateway", "compiler")]
     await put_worker(worker)
     windows: list[TrafficShapeObserved] = []
@@ -139,8 +120,8 @@ async def test_of_two_routers_one_publishes_and_the_other_takes_over(bus_factory
                 await asyncio.sleep(0.05)
 
     tasks = [asyncio.create_task(watch()), asyncio.create_task(traffic())]
-    async with routing(await bus_factory("router", "/polymorph/router/b"), "b"):
-        async with routing(await bus_factory("router", "/polymorph/router/a"), "a"):
+    async with routing(await bus_factory("router", "/polymorph/router/b"), instance="b", window_s=0.5):
+        async with routing(await bus_factory("router", "/polymorph/router/a"), instance="a", window_s=0.5):
             await more(4)
         await more(4)
     for task in tasks:
@@ -156,7 +137,7 @@ async def test_of_two_routers_one_publishes_and_the_other_takes_over(bus_factory
     assert set(sources) == {"/polymorph/router/b"}
 
 
-async def test_the_lease_passes_on_when_its_holder_ends(bus_factory):
+async def test_the_lease_passes_on_when_its_holder_ends(bus_factory, routing):
     from polymorph.router.adapters.lease import Lease
 
     one, other = [Lease(await bus_factory("router"), "test", name) for name in ("one", "other")]
