@@ -1,0 +1,16 @@
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): inert until an engine asks for slots."""
+
+import os
+
+DISABLE_VARIABLE = "POLYMORPH_DISABLE"
+
+
+def disabled() -> bool:
+    """Whether stock vLLM is asked for."""
+    return os.environ.get(DISABLE_VARIABLE, "") in {"1", "true"}
+
+
+def register() -> None:
+    """Called once in a front process, an engine core and a worker; more than once where vLLM loads plugins again."""
+    if disabled():
+        return
