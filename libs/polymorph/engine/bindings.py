@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from polymorph.kernels.buckets import UPPER_BOUNDS, lower_bound
 
+ANY = (1 << 63) - 1
+
 
 class BindingRefused(ValueError):
     """A set of bindings that this engine cannot run; the old table stays."""
@@ -13,7 +15,9 @@ class BindingRefused(ValueError):
 
 @dataclass(frozen=True)
 class SlotBinding:
-    """Use the library at `path` for `definition` where min_m <= M <= max_m. `layout` names the weight's packing."""
+    """Use the library at `path` for `definition` where min_m <= M <= max_m, and where the definition's feature, if it has
+    one, lies from `least` to `most`. `layout` names the weights' packing.
+    """
 
     definition: str
     min_m: int
@@ -21,6 +25,8 @@ class SlotBinding:
     path: str
     artifact: str
     layout: str | None = None
+    least: int = 0
+    most: int = ANY
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -52,18 +58,26 @@ def checked(documents: Iterable[Mapping[str, Any]], known: Iterable[str]) -> lis
         BindingRefused: otherwise.
     """
     slots = set(known)
-    taken: dict[tuple[str, int], str] = {}
+    taken: dict[tuple[str, int], list[SlotBinding]] = {}
     bindings = [SlotBinding.of(document) for document in documents]
     for binding in bindings:
         if binding.definition not in slots:
             raise BindingRefused(
                 f"no slot for {binding.definition}: this engine has {', '.join(sorted(slots))}"
             )
+        if not 0 <= binding.least <= binding.most:
+            raise BindingRefused(f"{binding.definition}: no call has {binding.least} to {binding.most}")
         for index in binding.buckets():
-            other = taken.setdefault((binding.definition, index), binding.artifact)
-            if other != binding.artifact:
-                raise BindingRefused(
-                    f"{binding.definition}: both {other[:12]} and {binding.artifact[:12]} claim M up to "
-                    f"{UPPER_BOUNDS[index]}"
-                )
+            claims = taken.setdefault((binding.definition, index), [])
+            for other in claims:
+                _raise_for_two(other, binding, index)
+            claims.append(binding)
     return bindings
+
+
+def _raise_for_two(one: SlotBinding, two: SlotBinding, index: int) -> None:
+    if one.most < two.least or two.most < one.least:
+        return
+    raise BindingRefused(
+        f"{one.definition}: both {one.artifact[:12]} and {two.artifact[:12]} claim M up to {UPPER_BOUNDS[index]}"
+    )

@@ -1,40 +1,40 @@
-"""Captured calls on disk: one safetensors file a call, with its inputs, and one for each weight."""
+"""Captured calls on disk: one safetensors file a call, with its inputs, and one for the weights of each layer."""
 
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from polymorph.engine.slots import Slots
+from polymorph.kernels.definitions import definition_named
 
 
 def collect(slots: Slots, directory: Path) -> dict[str, Any]:
     """Writes what was captured since `capture_start`.
 
-    A call's file holds `x` (norms: also `residual` and `weight`); `weight` in the answer names the file that holds a
-    linear layer's weight, as the model had it, None where it was not kept.
+    A call's file holds its inputs by their names in the definition; `weight` in the answer names the file that holds the
+    layer's packed inputs, as the model had them, None where they were not kept or the operation has none.
     """
-    sites, tensors = slots.ops.capture_finish()
+    sites, sizes, names, tensors = slots.ops.capture_finish()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    each = len(tensors) // len(sites) if sites else 0
     calls: list[dict[str, Any]] = []
-    for index, site in enumerate(sites):
+    for index, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
         path = directory / f"call-{index}.safetensors"
-        names = _names(each)
-        save_file(dict(zip(names, tensors[index * each : (index + 1) * each], strict=True)), str(path))
-        calls.append({"path": str(path), "m": int(tensors[index * each].shape[0]), "site": int(site)})
-    weights = {int(site): _write_weight(slots, int(site), directory) for site in set(sites)}
+        save_file(dict(zip(names[first:last], tensors[first:last], strict=True)), str(path))
+        calls.append({"path": str(path), "m": int(tensors[first].shape[0]), "site": int(sites[index])})
+    weights = {int(site): _write_weights(slots, int(site), directory) for site in set(sites)}
     return {"ok": True, "calls": [{**call, "weight": weights[call["site"]]} for call in calls]}
 
 
-def _names(inputs: int) -> tuple[str, ...]:
-    return {1: ("x",), 2: ("x", "weight"), 3: ("x", "residual", "weight")}.get(inputs, ())
-
-
-def _write_weight(slots: Slots, site: int, directory: Path) -> str | None:
+def _write_weights(slots: Slots, site: int, directory: Path) -> str | None:
     layer = slots.layer_of_site(site)
-    if layer is None or layer.kept is None:
+    if layer is None or None in layer.kept:
         return None
+    names = definition_named(layer.definition).x_polymorph.packed_inputs
     path = directory / f"weight-{site}.safetensors"
-    save_file({"weight": layer.kept.restore().contiguous()}, str(path))
+    weights = {
+        name: kept.restore().contiguous() for name, kept in zip(names, layer.kept, strict=True) if kept
+    }
+    save_file(weights, str(path))
     return str(path)

@@ -5,41 +5,49 @@ it reads.
 """
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from polymorph.engine import vllm_patch
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
-from polymorph.engine.launch import on_cpu
+from polymorph.engine.hooks import HOOKS, HookMissing
+from polymorph.engine.hooks.spin import shorten_spin
+from polymorph.engine.launch import DEFAULT_SLOTS, on_cpu
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 
 SLOTS_VARIABLE = "POLYMORPH_SLOTS"
 KEPT_VARIABLE = "POLYMORPH_KEPT_WEIGHTS_MIB"
 PACKED_VARIABLE = "POLYMORPH_PACKED_WEIGHTS_MIB"
+FLIGHT_VARIABLE = "POLYMORPH_FLIGHT_DIR"
 _MIB = 1 << 20
+_log = logging.getLogger(__name__)
 
 
 def _install() -> Slots:
-    wanted = {name for name in os.environ.get(SLOTS_VARIABLE, "linear").split(",") if name}
-    unknown = wanted - {"linear", "rms_norm"}
+    wanted = [name for name in os.environ.get(SLOTS_VARIABLE, ",".join(DEFAULT_SLOTS)).split(",") if name]
+    unknown = set(wanted) - HOOKS.keys()
     if unknown:
-        raise ValueError(f"{SLOTS_VARIABLE} names {', '.join(sorted(unknown))}: use linear, rms_norm")
+        raise ValueError(f"{SLOTS_VARIABLE} names {', '.join(sorted(unknown))}: use {', '.join(HOOKS)}")
     slots = Slots(
         ops=load(),
         weights=WeightStore(int(os.environ.get(KEPT_VARIABLE, "4096")) * _MIB),
         packed_budget=int(os.environ.get(PACKED_VARIABLE, "4096")) * _MIB,
     )
-    if "linear" in wanted:
-        vllm_patch.slot_linear_layers(slots)
-    if "rms_norm" in wanted:
-        vllm_patch.slot_norms(slots.ops)
+    for name in dict.fromkeys(wanted):
+        try:
+            HOOKS[name].probe()
+        except HookMissing as reason:
+            _log.error("the slot %s is off, the engine runs its own code there: %s", name, reason)
+            slots.missing[name] = str(reason)
+        else:
+            HOOKS[name].install(slots)
     if on_cpu():
-        vllm_patch.shorten_spin()
+        shorten_spin()
     return slots
 
 
@@ -55,13 +63,16 @@ class PolymorphExtension:
     """
 
     def slots_describe(self) -> dict[str, Any]:
-        """Definitions with a slot, how many layers share each, and what is engaged."""
+        """Definitions with a slot, how many layers share each, what is engaged, and slots that are off, with the reason."""
+        self._record_flight()
         layers: dict[str, int] = {}
         for layer in _SLOTS.layers:
             layers[layer.definition] = layers.get(layer.definition, 0) + 1
         return {
             "definitions": {name: layers.get(name, 0) for name in _SLOTS.definitions()},
             "engaged": [vars(binding) for binding in _SLOTS.engaged],
+            "missing": dict(_SLOTS.missing),
+            "libraries": sorted(_SLOTS.ops.loaded_libraries()),
             "threads": int(_SLOTS.ops.threads()),
             "kept_bytes": _SLOTS.weights.bytes,
             "packed_bytes": _SLOTS.packed_bytes(),
@@ -74,16 +85,27 @@ class PolymorphExtension:
         except BindingRefused as error:
             return {"ok": False, "reason": str(error), "left": 0}
 
-    def slots_engage(self, bindings: list[dict[str, Any]], *, keep_packed: bool = False) -> dict[str, Any]:
-        """Makes the bindings the whole new table; where one is refused the old table stays.
+    def slots_stage(self, bindings: list[dict[str, Any]]) -> dict[str, Any]:
+        """Makes a whole new table ready, and changes nothing that runs. Of several ranks each stages; where all could,
+        `slots_flip` follows on all, else `slots_abandon`.
+        """
+        try:
+            self._record_flight()
+            _SLOTS.stage(bindings)
+        except (BindingRefused, ValueError, RuntimeError) as error:
+            return {"ok": False, "reason": str(error).splitlines()[0]}
+        return {"ok": True, "reason": ""}
+
+    def slots_flip(self, *, keep_packed: bool = False) -> dict[str, Any]:
+        """Engages what was staged; all ranks run it in the same place between two steps.
 
         `keep_packed` keeps packed weights that the new table does not use, for a switch back.
         """
         began = time.monotonic()
         try:
-            epoch = _SLOTS.engage(bindings, keep_packed=keep_packed)
-        except (BindingRefused, ValueError, RuntimeError) as error:
-            return {"ok": False, "reason": str(error).splitlines()[0]}
+            epoch = _SLOTS.flip(keep_packed=keep_packed)
+        except BindingRefused as error:
+            return {"ok": False, "reason": str(error)}
         seconds = time.monotonic() - began
         return {
             "ok": True,
@@ -92,6 +114,20 @@ class PolymorphExtension:
             "seconds": seconds,
             "bytes": _SLOTS.packed_bytes(),
         }
+
+    def slots_abandon(self) -> dict[str, Any]:
+        """Forgets what was staged."""
+        _SLOTS.abandon()
+        return {"ok": True, "reason": ""}
+
+    def slots_engage(self, bindings: list[dict[str, Any]], *, keep_packed: bool = False) -> dict[str, Any]:
+        """Stages and flips at once, where there is one rank; where it is refused the old table stays."""
+        began = time.monotonic()
+        answer = self.slots_stage(bindings)
+        if not answer["ok"]:
+            return answer
+        flipped = self.slots_flip(keep_packed=keep_packed)
+        return flipped | {"seconds": time.monotonic() - began}
 
     def slots_clear(self) -> dict[str, Any]:
         """Every slot runs the engine's own code."""
@@ -128,3 +164,11 @@ class PolymorphExtension:
         if folder is None:
             return {"ok": False, "reason": "name the directory for what was captured"}
         return collect(_SLOTS, Path(folder))
+
+    def _record_flight(self) -> None:
+        """Each rank's record of the kernel that it calls, for whoever finds it dead or silent."""
+        folder = os.environ.get(FLIGHT_VARIABLE)
+        if folder and not getattr(self, "_flight", False):
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            _SLOTS.ops.open_flight(str(Path(folder) / f"rank-{getattr(self, 'rank', 0)}.flight"))
+            self._flight = True

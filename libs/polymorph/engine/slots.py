@@ -17,13 +17,15 @@ _SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @dataclass
-class LinearLayer:
-    """A linear layer with a slot. `kept` is None where the memory for its weight was not granted."""
+class Layer:
+    """A layer with weights and a slot. In `kept` stands None where the memory for a weight was not granted; the order is
+    that of the definition's packed inputs.
+    """
 
     definition: str
     layer_id: int
     site: int
-    kept: KeptWeight | None
+    kept: tuple[KeptWeight | None, ...]
 
 
 @dataclass
@@ -33,32 +35,50 @@ class Slots:
     ops: Any
     weights: WeightStore
     packed_budget: int
-    layers: list[LinearLayer] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     engaged: list[SlotBinding] = field(default_factory=list)
+    staged: list[SlotBinding] | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    """Slots that were asked for and are off, with the reason."""
     _packed: dict[tuple[int, str], Any] = field(default_factory=dict)
 
+    def add_layer(
+        self, definition: str, layer_id: int, site: int, kept: tuple[KeptWeight | None, ...]
+    ) -> Layer:
+        """Remembers a layer whose operator has a site."""
+        layer = Layer(definition, layer_id, site, kept)
+        self.layers.append(layer)
+        return layer
+
     def add_linear(self, weight: Any, native: int, state: Any, *, held_by_model: bool) -> int:
-        """Gives a layer a slot; returns its id in the compiled graph."""
+        """Gives a linear layer a slot; returns its id in the compiled graph."""
         n, k = weight.shape
         definition = f"gemm_n{n}_k{k}_{_SHORT[weight.dtype]}"
         layer_id = int(self.ops.add_linear(definition, n, k, native, state))
         kept = self.weights.keep(weight, held_by_model=held_by_model)
-        self.layers.append(LinearLayer(definition, layer_id, int(self.ops.linear_site(layer_id)), kept))
+        self.add_layer(definition, layer_id, int(self.ops.linear_site(layer_id)), (kept,))
         return layer_id
 
     def reload_linear(
         self, layer_id: int, weight: Any, native: int, state: Any, *, held_by_model: bool
     ) -> None:
         """The layer's weight was loaded anew: what was packed from the old one is dropped, all slots are emptied."""
-        self.clear()
-        layer = next(each for each in self.layers if each.layer_id == layer_id)
-        if layer.kept is not None:
-            self.weights.forget(layer.kept)
         self.ops.update_linear(layer_id, native, state)
-        layer.kept = self.weights.keep(weight, held_by_model=held_by_model)
+        layer = next(
+            each for each in self.layers if each.layer_id == layer_id and each.definition.startswith("gemm_")
+        )
+        self.reload(layer, (weight,), held_by_model=held_by_model)
+
+    def reload(self, layer: Layer, weights: tuple[Any, ...], *, held_by_model: bool) -> None:
+        """The layer's weights were loaded anew: what was packed from the old ones is dropped, all slots are emptied."""
+        self.clear()
+        for kept in layer.kept:
+            if kept is not None:
+                self.weights.forget(kept)
+        layer.kept = tuple(self.weights.keep(weight, held_by_model=held_by_model) for weight in weights)
 
     def definitions(self) -> list[str]:
-        """Every definition that has a slot; norms appear with their first call."""
+        """Every definition that has a slot; those without weights appear with their first call."""
         return sorted({*json.loads(self.ops.read_counters(False))["definitions"]})
 
     def prepare(self, documents: Iterable[Mapping[str, Any]], seconds: float) -> int:
@@ -69,12 +89,11 @@ class Slots:
         """
         return self._pack_until(time.monotonic() + seconds, checked(documents, self.definitions()))
 
-    def engage(self, documents: Iterable[Mapping[str, Any]], *, keep_packed: bool = False) -> int:
-        """Makes the bindings the whole new table; returns its epoch. Packed weights that it does not use are freed,
-        unless they are soon to be used again.
+    def stage(self, documents: Iterable[Mapping[str, Any]]) -> None:
+        """Makes everything ready for `flip`, and changes nothing that runs: of several ranks each stages, then all flip.
 
         Raises:
-            BindingRefused: a binding that cannot run here; the old table stays.
+            BindingRefused: a binding that cannot run here.
             ValueError, RuntimeError: likewise, by the dispatcher.
         """
         bindings = checked(documents, self.definitions())
@@ -83,11 +102,38 @@ class Slots:
             self.ops.table_begin()
             for binding in bindings:
                 self._fill(binding)
-            epoch = int(self.ops.table_commit())
-        self.engaged = bindings
+        self.staged = bindings
+
+    def flip(self, *, keep_packed: bool = False) -> int:
+        """Makes what was staged the whole table; returns its epoch. Packed weights that it does not use are freed, unless
+        they are soon to be used again.
+
+        Raises:
+            BindingRefused: nothing was staged.
+        """
+        if self.staged is None:
+            raise BindingRefused("nothing was staged: stage a table first")
+        epoch = int(self.ops.table_commit())
+        self.engaged, self.staged = self.staged, None
         if not keep_packed:
             self._drop_unused()
         return epoch
+
+    def abandon(self) -> None:
+        """Drops what was staged, with what was packed for it."""
+        self.staged = None
+        self.ops.table_abandon()
+        self._drop_unused()
+
+    def engage(self, documents: Iterable[Mapping[str, Any]], *, keep_packed: bool = False) -> int:
+        """Stages and flips at once; returns the epoch.
+
+        Raises:
+            BindingRefused: a binding that cannot run here; the old table stays.
+            ValueError, RuntimeError: likewise, by the dispatcher.
+        """
+        self.stage(documents)
+        return self.flip(keep_packed=keep_packed)
 
     def clear(self) -> int:
         """Every slot runs the engine's own code again, and packed weights are freed."""
@@ -97,10 +143,10 @@ class Slots:
         """Bytes of packed weights, without those that are the model's own."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._packed.values())
 
-    def layer_of_site(self, site: int) -> LinearLayer | None:
+    def layer_of_site(self, site: int) -> Layer | None:
         return next((layer for layer in self.layers if layer.site == site), None)
 
-    def _served_by(self, binding: SlotBinding) -> list[LinearLayer]:
+    def _served_by(self, binding: SlotBinding) -> list[Layer]:
         return [layer for layer in self.layers if layer.definition == binding.definition]
 
     def _pack_until(self, until: float, bindings: list[SlotBinding]) -> int:
@@ -116,31 +162,30 @@ class Slots:
         try:
             yield
         except (ValueError, RuntimeError):
-            self._drop_unused()
+            self.abandon()
             raise
 
-    def _missing(self, bindings: list[SlotBinding]) -> list[tuple[LinearLayer, SlotBinding]]:
-        wanted: dict[tuple[int, str], tuple[LinearLayer, SlotBinding]] = {}
+    def _missing(self, bindings: list[SlotBinding]) -> list[tuple[KeptWeight, SlotBinding]]:
+        wanted: dict[tuple[int, str], tuple[KeptWeight, SlotBinding]] = {}
         for binding in bindings:
             for layer in self._served_by(binding):
-                key = self._key(layer, binding)
-                if key not in self._packed:
-                    wanted.setdefault(key, (layer, binding))
+                for kept in self._granted(layer):
+                    key = (kept.key, _layout(binding))
+                    if key not in self._packed:
+                        wanted.setdefault(key, (kept, binding))
         return list(wanted.values())
 
-    def _key(self, layer: LinearLayer, binding: SlotBinding) -> tuple[int, str]:
-        if layer.kept is None:
+    def _granted(self, layer: Layer) -> list[KeptWeight]:
+        granted = [kept for kept in layer.kept if kept is not None]
+        if len(granted) < len(layer.kept):
             raise BindingRefused(
-                f"{binding.definition}: the weight of layer {layer.layer_id} was not kept: "
+                f"{layer.definition}: the weight of layer {layer.layer_id} was not kept: "
                 f"{self.weights.refused} weights lay beyond the budget for kept weights; raise it"
             )
-        return layer.kept.key, _layout(binding)
+        return granted
 
-    def _pack(self, layer: LinearLayer, binding: SlotBinding) -> None:
-        key = self._key(layer, binding)
-        if layer.kept is None:
-            return
-        weight = layer.kept.restore()
+    def _pack(self, kept: KeptWeight, binding: SlotBinding) -> None:
+        weight = kept.restore()
         try:
             packed = self.ops.pack(binding.path, weight) if self.ops.packs(binding.path) else weight
         except (ValueError, RuntimeError) as error:
@@ -151,20 +196,33 @@ class Slots:
                 f"{binding.definition}: packed weights would take more than the budget of "
                 f"{self.packed_budget >> 20} MiB"
             )
-        self._packed[key] = packed
+        self._packed[kept.key, _layout(binding)] = packed
 
     def _fill(self, binding: SlotBinding) -> None:
-        layers = self._served_by(binding)
-        for index in binding.buckets():
-            for layer in layers:
-                packed = self._packed[self._key(layer, binding)]
-                self.ops.table_set(layer.site, index, binding.path, binding.artifact, packed)
-            if not layers:
-                for site in self.ops.sites_of(binding.definition):
-                    self.ops.table_set(site, index, binding.path, binding.artifact, None)
+        packed_at = {
+            layer.site: [self._packed[kept.key, _layout(binding)] for kept in self._granted(layer)]
+            for layer in self._served_by(binding)
+        }
+        for site in packed_at or self.ops.sites_of(binding.definition):
+            for index in binding.buckets():
+                self.ops.table_set(
+                    site,
+                    index,
+                    binding.path,
+                    binding.artifact,
+                    packed_at.get(site, []),
+                    binding.least,
+                    binding.most,
+                )
 
     def _drop_unused(self) -> None:
-        used = {self._key(layer, binding) for binding in self.engaged for layer in self._served_by(binding)}
+        used = {
+            (kept.key, _layout(binding))
+            for binding in self.engaged
+            for layer in self._served_by(binding)
+            for kept in layer.kept
+            if kept is not None
+        }
         self._packed = {key: packed for key, packed in self._packed.items() if key in used}
 
 

@@ -40,7 +40,14 @@ class DefinitionExtension(Document):
     equivalence: Literal["bitwise", "allclose", "distributional"] = "allclose"
     flops: Annotated[str, Field(description="an expression of the axes, for example 2*M*N*K")] = "0"
     bytes: str = "0"
-    packed_input: Annotated[str | None, Field(description="the input that may be repacked at load")] = None
+    packed_inputs: Annotated[
+        tuple[str, ...],
+        Field(description="weights that may be repacked at load, each by one call of pm_pack"),
+    ] = ()
+    feature: Annotated[
+        str | None,
+        Field(description="what decides beside the bucket, an integer that the slot computes at each call"),
+    ] = None
     bucket_axis: str = "M"
     optional_inputs: Annotated[
         tuple[str, ...], Field(description="inputs that a call may leave out (data == NULL)")

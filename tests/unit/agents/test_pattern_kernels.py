@@ -38,7 +38,7 @@ def compiled(solution: Solution, definition: Definition, folder: Path) -> Kernel
     """Built without a warning, inspected and loaded."""
     built = build(solution, folder / solution.digest()[:16], detect_toolchain(), run_command)
     assert built.log == ""
-    packs = definition.x_polymorph.packed_input is not None
+    packs = definition.x_polymorph.packed_inputs != ()
     inspect_library(built.content(), packs=packs, isa=solution_isa(solution))
     return Kernel.from_content(built.content(), folder)
 

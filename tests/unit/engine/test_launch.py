@@ -8,7 +8,7 @@ import pytest
 from polymorph.engine import launch
 from polymorph.engine.bindings import BindingRefused, SlotBinding, checked
 from polymorph.engine.launch import EngineLaunch, auto_dtype
-from polymorph.engine.naming import definition_named
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Cpu
 
 
@@ -36,6 +36,7 @@ def test_plain_and_ours_differ_in_the_extension_alone(monkeypatch: pytest.Monkey
 
 def test_the_command_line_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "on_cpu", lambda: True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/graphs")  # the default lies in a folder of our name
     words = shlex.split(EngineLaunch(Path("a model"), dtype="float32").command_line())
     assert words[words.index("serve") + 1] == "a model"
     assert words[words.index("--dtype") + 1] == "float32"
@@ -74,7 +75,7 @@ def test_names_of_slots_are_names_of_definitions(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="names no slot"):
+    with pytest.raises(ValueError, match="names no operation"):
         definition_named("attention")
 
 
@@ -95,6 +96,15 @@ def test_two_kernels_cannot_claim_one_bucket() -> None:
     documents = [vars(_binding(1, 4, "a")), vars(_binding(3, 8, "b"))]
     with pytest.raises(BindingRefused, match="both a and b"):
         checked(documents, ["gemm_n16_k16_f32"])
+
+
+def test_two_kernels_may_share_a_bucket_where_a_feature_parts_them() -> None:
+    low, high = vars(_binding(1, 4, "a")) | {"most": 49}, vars(_binding(1, 4, "b")) | {"least": 50}
+    assert len(checked([low, high], ["gemm_n16_k16_f32"])) == 2
+    with pytest.raises(BindingRefused, match="both a and b"):
+        checked([low, high | {"least": 49}], ["gemm_n16_k16_f32"])
+    with pytest.raises(BindingRefused, match="no call has 3 to 2"):
+        checked([low | {"least": 3, "most": 2}], ["gemm_n16_k16_f32"])
 
 
 def test_a_definition_without_a_slot_is_refused() -> None:

@@ -49,7 +49,7 @@ def test_costs_are_expressions_of_the_axes() -> None:
     axes = {"M": 2, "N": 960, "K": 576}
     assert eval(definition.x_polymorph.flops, {}, axes) == 2 * 2 * 960 * 576  # noqa: S307
     assert eval(definition.x_polymorph.bytes, {}, axes) == 2 * (2 * 576 + 960 * 576 + 2 * 960)  # noqa: S307
-    assert definition.x_polymorph.packed_input == "weight"
+    assert definition.x_polymorph.packed_inputs == ("weight",)
 
 
 def test_definitions_survive_json() -> None:

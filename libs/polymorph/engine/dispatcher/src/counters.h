@@ -28,15 +28,18 @@ struct Tally {
   }
 };
 
+using ByBucket = std::array<Tally, kBuckets>;
+
 struct DefinitionCounts {
   std::string name;
   Tally native;
-  std::array<Tally, kBuckets> by_bucket;
+  ByBucket by_bucket;
 };
 
 struct ArtifactCounts {
   std::string digest;
   Tally served;
+  ByBucket by_bucket;
   Count errors{0};
 };
 
@@ -71,18 +74,16 @@ inline void write_tally(std::ostream &out, const Tally &tally) {
   out << "{\"calls\":" << tally.calls.load() << ",\"ns\":" << tally.nanoseconds.load() << "}";
 }
 
-inline void write_definition(std::ostream &out, const DefinitionCounts &counts) {
-  out << '"' << counts.name << "\":{\"native\":";
-  write_tally(out, counts.native);
+inline void write_by_m(std::ostream &out, const ByBucket &by_bucket) {
   out << ",\"by_m\":{";
   const char *comma = "";
   for (int i = 0; i < kBuckets; ++i) {
-    if (counts.by_bucket[static_cast<size_t>(i)].calls.load() == 0) continue;
+    if (by_bucket[static_cast<size_t>(i)].calls.load() == 0) continue;
     out << comma << '"' << (1 << i) << "\":";
-    write_tally(out, counts.by_bucket[static_cast<size_t>(i)]);
+    write_tally(out, by_bucket[static_cast<size_t>(i)]);
     comma = ",";
   }
-  out << "}}";
+  out << '}';
 }
 
 inline std::string counters_json() {
@@ -90,8 +91,10 @@ inline std::string counters_json() {
   out << "{\"epoch\":" << current().load()->epoch << ",\"definitions\":{";
   const char *comma = "";
   for (const auto &counts : definitions()) {
-    out << comma;
-    write_definition(out, counts);
+    out << comma << '"' << counts.name << "\":{\"native\":";
+    write_tally(out, counts.native);
+    write_by_m(out, counts.by_bucket);
+    out << '}';
     comma = ",";
   }
   out << "},\"artifacts\":{";
@@ -99,6 +102,7 @@ inline std::string counters_json() {
   for (const auto &counts : artifacts()) {
     out << comma << '"' << counts.digest << "\":{\"served\":";
     write_tally(out, counts.served);
+    write_by_m(out, counts.by_bucket);
     out << ",\"errors\":" << counts.errors.load() << '}';
     comma = ",";
   }
@@ -113,6 +117,7 @@ inline void reset_counters() {
   }
   for (auto &counts : artifacts()) {
     counts.served.reset();
+    for (auto &tally : counts.by_bucket) tally.reset();
     counts.errors.store(0);
   }
 }

@@ -1,28 +1,13 @@
-// The torch operators: what the model calls, and what the worker extension fills tables with.
-#include <torch/library.h>
-
+// What the worker extension fills tables with. Each operator that the model calls stands, with its registration, in a
+// header of its own.
 #include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 #include "linear.h"
 #include "norm.h"
 
 namespace polymorph {
 namespace {
-
-int64_t add_linear(const std::string &definition, int64_t n, int64_t k, int64_t native, const at::Tensor &state) {
-  const int64_t site = add_site(definition);
-  linear_layers().push_back({site, n, k, native, state});
-  return static_cast<int64_t>(linear_layers().size()) - 1;
-}
-
-// The layer's weight was loaded anew: its native code has a new state, and its site stays.
-void update_linear(int64_t layer_id, int64_t native, const at::Tensor &state) {
-  LinearLayer &layer = linear_layers().at(static_cast<size_t>(layer_id));
-  layer.native = native;
-  layer.state = state;
-}
-
-int64_t linear_site(int64_t layer_id) { return linear_layers().at(static_cast<size_t>(layer_id)).site; }
 
 bool packs(const std::string &path) { return library(path).pack != nullptr; }
 
@@ -44,24 +29,49 @@ void table_begin() {
 }
 
 void table_set(int64_t site, int64_t bucket, const std::string &path, const std::string &artifact,
-               const std::optional<at::Tensor> &weight) {
+               const std::vector<at::Tensor> &packed, int64_t least, int64_t most) {
   Table &table = staged_or_raise();
-  Cell &cell = table.rows.at(static_cast<size_t>(site)).at(static_cast<size_t>(bucket));
-  cell.run = library(path).run;
-  cell.artifact = interned(artifacts(), &ArtifactCounts::digest, artifact);
-  if (weight.has_value()) {
-    cell.weight = view_of(*weight);
-    table.keep.push_back(*weight);
+  TORCH_CHECK_VALUE(packed.size() <= kMostPacked, packed.size(), " packed weights: a cell holds ", kMostPacked);
+  Cell made;
+  made.run = library(path).run;
+  made.artifact = interned(artifacts(), &ArtifactCounts::digest, artifact);
+  made.least = least;
+  made.most = most;
+  for (size_t i = 0; i < packed.size(); ++i) {
+    made.packed[i] = view_of(packed[i]);
+    table.keep.push_back(packed[i]);
   }
+  table.paths.insert(path);
+  table.rows.at(static_cast<size_t>(site)).at(static_cast<size_t>(bucket)).push_back(made);
 }
 
 // Called between two steps by the thread that runs the model, so that nothing reads the table that is freed here.
+// Nothing in it can fail: where several ranks engage a table, all that can fail lies before.
 int64_t table_commit() {
   staged_or_raise();
   Table *next = staged().release();
   next->epoch = current().load()->epoch + 1;
-  delete current().exchange(next, std::memory_order_acq_rel);
+  const Table *last = current().exchange(next, std::memory_order_acq_rel);
+  history().push_back(last->paths);
+  delete last;
+  unload_unreachable();
   return next->epoch;
+}
+
+void table_abandon() {
+  staged().reset();
+  unload_unreachable();
+}
+
+void keep_epochs(int64_t count) {
+  TORCH_CHECK_VALUE(count >= 0, count, " epochs to keep: 0 or more");
+  kept_epochs() = count;
+}
+
+std::vector<std::string> loaded_libraries() {
+  std::vector<std::string> paths;
+  for (const auto &entry : libraries()) paths.push_back(entry.first);
+  return paths;
 }
 
 std::string read_counters(bool reset) {
@@ -94,18 +104,24 @@ void capture_start(const std::string &definition, int64_t calls, int64_t every, 
   state.definition.store(interned(definitions(), &DefinitionCounts::name, definition));
 }
 
-// Ends the capture. Sites by call, and the inputs of all calls, one after the other.
-std::tuple<std::vector<int64_t>, std::vector<at::Tensor>> capture_finish() {
+// Ends the capture: sites, numbers of inputs, and then names and inputs of all calls, one after the other.
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<std::string>, std::vector<at::Tensor>>
+capture_finish() {
   Capture &state = capture();
   state.definition.store(-1);
-  std::vector<int64_t> sites_by_call;
+  std::vector<int64_t> sites_by_call, sizes;
+  std::vector<std::string> names;
   std::vector<at::Tensor> inputs;
   for (auto &call : state.calls) {
     sites_by_call.push_back(call.site);
-    inputs.insert(inputs.end(), call.inputs.begin(), call.inputs.end());
+    sizes.push_back(static_cast<int64_t>(call.inputs.size()));
+    for (auto &input : call.inputs) {
+      names.emplace_back(input.first);
+      inputs.push_back(std::move(input.second));
+    }
   }
   state.calls.clear();
-  return {sites_by_call, inputs};
+  return {sites_by_call, sizes, names, inputs};
 }
 
 int64_t threads() { return context()->threads; }
@@ -113,29 +129,23 @@ int64_t threads() { return context()->threads; }
 }  // namespace
 
 TORCH_LIBRARY(polymorph, library) {
-  library.def("linear(Tensor x, Tensor? bias, int layer_id, int n) -> Tensor");
-  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
-  library.def("fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
-  library.def("add_linear(str definition, int n, int k, int native, Tensor state) -> int", add_linear);
-  library.def("update_linear(int layer_id, int native, Tensor state) -> ()", update_linear);
-  library.def("linear_site(int layer_id) -> int", linear_site);
   library.def("sites_of(str definition) -> int[]", sites_of);
   library.def("packs(str path) -> bool", packs);
   library.def("pack(str path, Tensor weight) -> Tensor", pack);
   library.def("table_begin() -> ()", table_begin);
-  library.def("table_set(int site, int bucket, str path, str artifact, Tensor? weight) -> ()", table_set);
+  library.def(
+      "table_set(int site, int bucket, str path, str artifact, Tensor[] packed, int least, int most) -> ()",
+      table_set);
   library.def("table_commit() -> int", table_commit);
+  library.def("table_abandon() -> ()", table_abandon);
+  library.def("keep_epochs(int count) -> ()", keep_epochs);
+  library.def("loaded_libraries() -> str[]", loaded_libraries);
+  library.def("open_flight(str path) -> ()", open_flight);
   library.def("read_counters(bool reset) -> str", read_counters);
   library.def("capture_start(str definition, int calls, int every, int max_bytes, int min_m, int max_m) -> ()",
               capture_start);
-  library.def("capture_finish() -> (int[], Tensor[])", capture_finish);
+  library.def("capture_finish() -> (int[], int[], str[], Tensor[])", capture_finish);
   library.def("threads() -> int", threads);
-}
-
-TORCH_LIBRARY_IMPL(polymorph, CPU, library) {
-  library.impl("linear", linear);
-  library.impl("rms_norm", rms_norm);
-  library.impl("fused_add_rms_norm", fused_add_rms_norm);
 }
 
 }  // namespace polymorph

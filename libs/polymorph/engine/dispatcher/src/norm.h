@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_like.h>
 
+#include <torch/library.h>
+
 #include <tuple>
 
 #include "site.h"
@@ -39,7 +41,8 @@ inline at::Tensor rms_norm(const at::Tensor &x, const at::Tensor &weight, double
   const at::Tensor out = y.view({-1, width});
   if (rows.size(0) == 0) return y;
   const int64_t site = norm_site(false, x);
-  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0), {rows, weight});
+  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0),
+                [&] { return Named{{"x", rows}, {"weight", weight}, {"eps", scalar_of(eps)}}; });
   const auto kernel = [&](const Cell &cell) {
     float epsilon = static_cast<float>(eps);
     const pm_tensor scalar{&epsilon, {1}, {1}, 1, PM_F32};
@@ -63,7 +66,9 @@ inline std::tuple<at::Tensor, at::Tensor> fused_add_rms_norm(const at::Tensor &x
   const at::Tensor carried_rows = carried.view({-1, width});
   if (rows.size(0) == 0) return {y, sum};
   const int64_t site = norm_site(true, x);
-  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0), {rows, carried_rows, weight});
+  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0), [&] {
+    return Named{{"x", rows}, {"residual", carried_rows}, {"weight", weight}, {"eps", scalar_of(eps)}};
+  });
   const auto kernel = [&](const Cell &cell) {
     float epsilon = static_cast<float>(eps);
     const pm_tensor scalar{&epsilon, {1}, {1}, 1, PM_F32};
@@ -77,6 +82,16 @@ inline std::tuple<at::Tensor, at::Tensor> fused_add_rms_norm(const at::Tensor &x
     call_boxed(native, y, sum, weight, eps);
   });
   return {y, sum};
+}
+
+TORCH_LIBRARY_FRAGMENT(polymorph, library) {
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(polymorph, CPU, library) {
+  library.impl("rms_norm", rms_norm);
+  library.impl("fused_add_rms_norm", fused_add_rms_norm);
 }
 
 }  // namespace polymorph

@@ -5,10 +5,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include "capture.h"
 #include "context.h"
 #include "counters.h"
+#include "flight.h"
 #include "table.h"
 
 namespace polymorph {
@@ -51,6 +53,9 @@ inline pm_tensor view_of(const at::Tensor &tensor) {
   return view;
 }
 
+// A scalar parameter as a kernel's tensor of one float32.
+inline at::Tensor scalar_of(double value) { return at::full({1}, value, at::TensorOptions().dtype(at::kFloat)); }
+
 // Calls an operator by its schema, whatever C++ types it was registered with.
 template <typename... Arguments>
 void call_boxed(const c10::OperatorHandle &op, Arguments &&...arguments) {
@@ -60,19 +65,29 @@ void call_boxed(const c10::OperatorHandle &op, Arguments &&...arguments) {
   op.callBoxed(&stack);
 }
 
+struct NoFeature {
+  int64_t operator()() const { return 0; }
+};
+
 // Runs `kernel(cell)` where the table has code for this site and M, else (or where it cannot serve) `native()`.
-template <typename Kernel, typename Native>
-void serve(int64_t site, int64_t m, const Kernel &kernel, const Native &native) {
+// `feature()` is what else decides, a number, where the definition has one.
+template <typename Kernel, typename Native, typename Feature = NoFeature>
+void serve(int64_t site, int64_t m, const Kernel &kernel, const Native &native, const Feature &feature = {}) {
   DefinitionCounts &counts = definitions()[static_cast<size_t>(sites()[static_cast<size_t>(site)].definition)];
-  const int bucket = bucket_index(m);
-  const Cell *code = cell(site, bucket);
+  const auto bucket = static_cast<size_t>(bucket_index(m));
+  const Table *table = current().load(std::memory_order_acquire);
+  const Cell *code = cell(table, site, static_cast<int>(bucket), feature);
   const int64_t began = now_ns();
   if (code != nullptr) {
     ArtifactCounts &artifact = artifacts()[static_cast<size_t>(code->artifact)];
-    if (kernel(*code) == 0) {
+    take_off(artifact.digest, table->epoch, began);
+    const int32_t status = kernel(*code);
+    land();
+    if (status == 0) {
       const int64_t took = now_ns() - began;
       artifact.served.add(took);
-      counts.by_bucket[static_cast<size_t>(bucket)].add(took);
+      artifact.by_bucket[bucket].add(took);
+      counts.by_bucket[bucket].add(took);
       return;
     }
     artifact.errors.fetch_add(1, std::memory_order_relaxed);
@@ -80,7 +95,7 @@ void serve(int64_t site, int64_t m, const Kernel &kernel, const Native &native) 
   native();
   const int64_t took = now_ns() - began;
   counts.native.add(took);
-  counts.by_bucket[static_cast<size_t>(bucket)].add(took);
+  counts.by_bucket[bucket].add(took);
 }
 
 }  // namespace polymorph

@@ -40,7 +40,7 @@ class Operation:
 
     @property
     def packs(self) -> bool:
-        return self.definition.x_polymorph.packed_input is not None
+        return self.definition.x_polymorph.packed_inputs != ()
 
     def flops(self, m: int) -> float:
         return float(2 * m * self.columns * self.depth) if self.kind == "gemm" else float(5 * m * self.depth)

@@ -83,8 +83,18 @@ class Engine:
             left = (await self._checked("slots_prepare", bindings=documents, seconds=_SLICE_S))["left"]
             stood += min(time.monotonic() - began, _SLICE_S)
             await asyncio.sleep(_SLICE_S)
-        answer = await self._checked("slots_engage", bindings=documents, keep_packed=keep_packed)
-        return stood + float(answer["seconds"])
+        return stood + await self._flipped(documents, keep_packed=keep_packed)
+
+    async def _flipped(self, documents: list[dict[str, Any]], *, keep_packed: bool) -> float:
+        """All ranks make the table ready and then flip at one step, or none does; the seconds that the last one took."""
+        began = time.monotonic()
+        try:
+            await self._checked("slots_stage", bindings=documents)
+        except Refused:
+            await self._checked("slots_abandon")
+            raise
+        staged = time.monotonic() - began
+        return staged + float((await self._checked("slots_flip", keep_packed=keep_packed))["seconds"])
 
     async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
         await self._checked(
@@ -136,11 +146,15 @@ class Engine:
             pass
 
     async def _call(self, method: str, **keywords: Any) -> dict[str, Any]:
-        answers = await self._guarded(
+        """The first rank's answer."""
+        return (await self._all(method, **keywords))[0]
+
+    async def _all(self, method: str, **keywords: Any) -> list[dict[str, Any]]:
+        """Every rank's answer, in the order of ranks."""
+        answers: list[dict[str, Any]] = await self._guarded(
             self.llm.collective_rpc(method, timeout=_RPC_TIMEOUT_S, kwargs=keywords)
         )
-        first: dict[str, Any] = answers[0]
-        return first
+        return answers
 
     async def _guarded(self, call: Awaitable[Any]) -> Any:
         """An engine that does not answer may answer later, or is about to be found dead."""
@@ -150,7 +164,12 @@ class Engine:
             raise Retryable(f"the engine does not answer: {error}") from error
 
     async def _checked(self, method: str, **keywords: Any) -> dict[str, Any]:
-        answer = await self._call(method, **keywords)
-        if not answer["ok"]:
-            raise Refused(answer["reason"])
-        return answer
+        """The first rank's answer, where all ranks agree; `left` is that of the rank with the most to do."""
+        answers = await self._all(method, **keywords)
+        for rank, answer in enumerate(answers):
+            if not answer["ok"]:
+                where = f"rank {rank} of {len(answers)}: " if len(answers) > 1 else ""
+                raise Refused(f"{where}{answer['reason']}")
+        if "left" in answers[0]:
+            return answers[0] | {"left": max(answer["left"] for answer in answers)}
+        return answers[0]

@@ -1,0 +1,66 @@
+"""One place in vLLM where a slot is put."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from polymorph.engine.slots import Slots
+
+
+class HookMissing(RuntimeError):
+    """This vLLM has not what a hook was written for. The slot stays off, and nothing else changes."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """`probe` raises HookMissing where vLLM is not as expected, and changes nothing; `install` then puts the slot in.
+
+    `fuses` tells that Inductor would fuse the operation with its neighbours: a slot costs that fusion, also when it is
+    empty, so an engine gets it only where a kernel is to be engaged.
+    """
+
+    name: str
+    probe: Callable[[], None]
+    install: Callable[[Slots], None]
+    fuses: bool
+
+
+def expect(found: Any, attribute: str) -> Any:
+    """The attribute of a module or class of vLLM.
+
+    Raises:
+        HookMissing: it is not there.
+    """
+    try:
+        return getattr(found, attribute)
+    except AttributeError as error:
+        raise HookMissing(f"{_named(found)} has no {attribute}") from error
+
+
+def expect_parameters(function: Any, *names: str) -> None:
+    """Checks the first parameters of a function by name.
+
+    Raises:
+        HookMissing: they are others.
+    """
+    found = tuple(inspect.signature(function).parameters)[: len(names)]
+    if found != names:
+        raise HookMissing(f"{_named(function)} takes {', '.join(found)}, not {', '.join(names)}")
+
+
+def expect_operator(schema_name: str) -> None:
+    """Checks that vLLM's library holds an operator, for example `_C::rms_norm`.
+
+    Raises:
+        HookMissing: it does not.
+    """
+    import torch  # noqa: PLC0415 - only an engine process has it
+
+    space, _, name = schema_name.partition("::")
+    if not hasattr(getattr(torch.ops, space), name):
+        raise HookMissing(f"no operator {schema_name} is registered")
+
+
+def _named(found: Any) -> str:
+    return str(getattr(found, "__qualname__", None) or getattr(found, "__name__", None) or found)

@@ -1,0 +1,40 @@
+"""The operations whose kernels are tuned, written as FlashInfer-Bench definitions.
+
+References keep the dtype they are given, so the evaluator gets a float64 reference by passing float64 tensors.
+"""
+
+from polymorph.kernels.definitions.family import ITEM_BYTES, SHORT, Dtype, Family
+from polymorph.kernels.definitions.linear import LINEAR, linear_definition
+from polymorph.kernels.definitions.norms import (
+    FUSED_ADD_RMS_NORM,
+    RMS_NORM,
+    fused_add_rms_norm_definition,
+    rms_norm_definition,
+)
+from polymorph.kernels.schema import Definition
+
+__all__ = [
+    "FAMILIES",
+    "ITEM_BYTES",
+    "SHORT",
+    "Dtype",
+    "definition_named",
+    "fused_add_rms_norm_definition",
+    "linear_definition",
+    "rms_norm_definition",
+]
+
+FAMILIES: tuple[Family, ...] = (LINEAR, RMS_NORM, FUSED_ADD_RMS_NORM)
+
+
+def definition_named(name: str) -> Definition:
+    """The definition that one of our names tells, for example `gemm_n960_k576_f32` or `rms_norm_h576_bf16`.
+
+    Raises:
+        ValueError: it is no name of ours.
+    """
+    for family in FAMILIES:
+        match = family.pattern.fullmatch(name)
+        if match is not None:
+            return family.make(match)
+    raise ValueError(f"{name!r} names no operation: {', '.join(family.shown for family in FAMILIES)} do")
