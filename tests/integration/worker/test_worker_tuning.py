@@ -82,6 +82,10 @@ async def test_a_signed_kernel_is_engaged_under_traffic(house: Any, bus: NatsBus
     async with asyncio.timeout(10):
         while (await house.record(bus)).revision != desired.stable.revision:
             await asyncio.sleep(0.1)
+    async with httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "tiny-dense", "prompt": "x", "max_tokens": 1}
+        answer = await client.post(f"{house.url}/v1/completions", json=body)
+    assert answer.headers["x-polymorph-revision"] == desired.stable.revision
 
 
 async def test_slots_switch_for_a_measurement_and_come_back(house: Any, bus: NatsBus) -> None:

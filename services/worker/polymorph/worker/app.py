@@ -9,27 +9,26 @@ import socket
 from polymorph.bus.errors import Fatal
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
-from polymorph.engine.dispatcher.build import DispatcherBuildError, ensure_built
-from polymorph.engine.launch import EngineLaunch
 from polymorph.events.state import WorkerRecord
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.signing import Trust
-from polymorph.telemetry.log import configure
 from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
-from polymorph.worker.adapters.server import HttpServer, application, listen
+from polymorph.worker.adapters.seating import Seating
+from polymorph.worker.adapters.server import HttpServer, listen
 from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence, GenerationFile
 from polymorph.worker.domain.admission import Fence
-from polymorph.worker.domain.patience import start_told
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.loading import Loader
 from polymorph.worker.registry import HEARTBEAT_S, Registry
+from polymorph.worker.seat import Seat
+from polymorph.worker.seats import EngineNotStarted, Seats
 from polymorph.worker.settings import WorkerSettings
+from polymorph.worker.switchboard import Switchboard
 from polymorph.worker.telling import Telling
 
 _log = logging.getLogger(__name__)
-_PROGRESS_S = 15.0
 _HEALTH_S = 1.0
 
 
@@ -44,10 +43,11 @@ class Worker:
         self._pool = settings.pool_name()
         self._state = "starting"
         self._started_at = clock.now()
-        self._definitions: tuple[str, ...] = ()
-        self._engine: Engine | None = None
         self._convergence: Convergence | None = None
         self._telling = Telling(self._pool, settings.worker_id, clock, self._revision)
+        self._switchboard = Switchboard(settings.hold_timeout_s)
+        seating = Seating(self._telling, clock, settings.log_level)
+        self._seats = Seats(self._switchboard, seating.open, seating.close, clock)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Raises `Fatal` where the engine cannot start or dies."""
@@ -56,59 +56,30 @@ class Worker:
         plane = ControlPlane(self._settings.nats, self._settings.worker_id, self._clock, registry)
         connecting = asyncio.create_task(plane.run())
         try:
-            launch = await asyncio.to_thread(self._launch)
-            engine = await self._started(launch, stop)
-            if engine is not None:
-                await self._serve(engine, launch, sock, plane, registry, stop)
+            self._seats.seat(await self._first())
+            if not stop.is_set():
+                await self._serve(sock, plane, registry, stop)
         finally:
             connecting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await connecting
             sock.close()
-            if self._engine is not None:
-                await asyncio.to_thread(self._engine.stop)
+            await self._seats.close()
 
-    def _launch(self) -> EngineLaunch:
+    async def _first(self) -> Seat:
         launch = self._settings.launch()
-        os.environ.update(launch.environment())
-        if self._tuned and launch.slots:
-            try:
-                ensure_built()
-            except DispatcherBuildError as error:
-                raise Fatal(str(error)) from error
-        return launch if self._tuned else launch.without_slots()
-
-    async def _started(self, launch: EngineLaunch, stop: asyncio.Event) -> Engine | None:
-        """The engine, or None where `stop` came first."""
-        starting = asyncio.ensure_future(asyncio.to_thread(Engine.start, launch, self._telling))
-        stopping = asyncio.ensure_future(stop.wait())
-        began = self._clock.monotonic()
-        while not starting.done() and not stopping.done():
-            _log.info("%s", start_told(self._clock.monotonic() - began))
-            await asyncio.wait({starting, stopping}, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
         try:
-            engine = await starting
-        except Exception as error:
-            raise Fatal(f"the engine does not start: {error}") from error
-        configure("worker", self._settings.log_level)  # vLLM has set levels of its own meanwhile
-        self._engine = engine
-        return None if stop.is_set() else engine
+            return await self._seats.open(launch if self._tuned else launch.without_slots())
+        except EngineNotStarted as error:
+            raise Fatal(str(error)) from error
 
     async def _serve(
-        self,
-        engine: Engine,
-        launch: EngineLaunch,
-        sock: socket.socket,
-        plane: ControlPlane,
-        registry: Registry,
-        stop: asyncio.Event,
+        self, sock: socket.socket, plane: ControlPlane, registry: Registry, stop: asyncio.Event
     ) -> None:
-        self._definitions = await engine.definitions()
-        serving = self._wired(engine)
-        server = HttpServer(await application(engine, launch), sock, self._settings.drain_timeout_s)
+        serving = self._wired()
+        server = HttpServer(self._switchboard, sock, self._settings.drain_timeout_s)
         running = asyncio.create_task(server.run())
-        dying = asyncio.create_task(self._until_dead(engine))
+        dying = asyncio.create_task(self._until_dead())
         stopping = asyncio.create_task(stop.wait())
         await server.started()
         self._state = "ready"
@@ -137,13 +108,15 @@ class Worker:
             await registry.put(bus)
             await self._clock.sleep(HEARTBEAT_S / 2)
 
-    def _wired(self, engine: Engine) -> Serving:
+    def _wired(self) -> Serving:
         settings = self._settings
         trust = Trust.load(settings.trust_file) if settings.trust_file is not None else Trust()
         seen = GenerationFile(settings.data_dir / f"generation-{self._pool}")
         fence = Fence(self._pool, trust, seen.read(), seen.write)
 
-        def loader_for(bus: Bus) -> Loader:
+        tested: set[tuple[str, str, int, int]] = set()
+
+        def loader_for(bus: Bus, engine: Engine) -> Loader:
             return Loader(
                 engine=engine,
                 artifacts=ArtifactFolder(settings.data_dir / "kernels", bus),
@@ -151,18 +124,19 @@ class Worker:
                 hardware=self._cpu.fingerprint,
                 isa=self._cpu.isa,
                 scratch=settings.data_dir.resolve() / "selftest",
+                tested=tested,
             )
 
         self._convergence = Convergence(
-            self._pool, settings.worker_id, fence, engine, loader_for, self._clock
+            self._pool, settings.worker_id, fence, self._seats, loader_for, self._clock
         )
         leasing = HostLeasing(
-            self._pool, settings.worker_id, engine, self._clock, lambda: self._telling.load.running > 0
+            self._pool, settings.worker_id, self._seats, self._clock, lambda: self._telling.load.running > 0
         )
-        return Serving(engine, self._convergence, leasing, self._telling, tuned=self._tuned)
+        return Serving(self._seats, self._convergence, leasing, self._telling, tuned=self._tuned)
 
-    async def _until_dead(self, engine: Engine) -> None:
-        while engine.alive:
+    async def _until_dead(self) -> None:
+        while self._seats.alive:
             await self._clock.sleep(_HEALTH_S)
 
     def _revision(self) -> str:
@@ -170,7 +144,7 @@ class Worker:
 
     def _record(self) -> WorkerRecord:
         load = self._telling.load
-        engine = self._engine
+        seat = self._seats.current
         return WorkerRecord.model_validate(
             {
                 "worker_id": self._settings.worker_id,
@@ -181,11 +155,11 @@ class Worker:
                 "generation": max(0, self._convergence.generation) if self._convergence else 0,
                 "revision": self._revision(),
                 "hardware": self._cpu.fingerprint,
-                "slots": self._definitions,
+                "slots": seat.definitions if seat is not None else (),
                 "running": load.running,
                 "waiting": load.waiting,
                 "kv_used": load.kv_used,
-                "kv_capacity_tokens": engine.kv_capacity_tokens if engine is not None else 0,
+                "kv_capacity_tokens": seat.engine.kv_capacity_tokens if seat is not None else 0,
                 "max_num_seqs": self._settings.max_num_seqs,
                 "started_at": self._started_at,
             }

@@ -11,11 +11,13 @@ from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.config.settings import NatsSettings
 from polymorph.events.requests import ControlSlots, LeaseHost
-from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.convergence import Convergence
+from polymorph.worker.domain.counters import Counters
 from polymorph.worker.handlers import Asked
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.registry import Registry
+from polymorph.worker.seat import Seat
+from polymorph.worker.seats import Seats
 from polymorph.worker.telling import FLUSH_S, REPORT_S, Telling
 
 _log = logging.getLogger(__name__)
@@ -26,13 +28,14 @@ class Serving:
     """What a started engine adds to the control plane; `tuned` is False where POLYMORPH_DISABLE is set."""
 
     def __init__(
-        self, engine: Engine, convergence: Convergence, leasing: HostLeasing, telling: Telling, *, tuned: bool
+        self, seats: Seats, convergence: Convergence, leasing: HostLeasing, telling: Telling, *, tuned: bool
     ) -> None:
-        self.engine = engine
+        self.seats = seats
         self.convergence = convergence
         self.leasing = leasing
         self.telling = telling
         self.tuned = tuned
+        self._counted: Seat | None = None
 
     async def run(self, bus: Bus, worker_id: str, clock: Clock) -> None:
         """Runs until cancelled or the bus is lost."""
@@ -67,8 +70,21 @@ class Serving:
     async def _report(self, bus: Bus, clock: Clock) -> None:
         while True:
             await clock.sleep(REPORT_S)
-            counters = None if self.telling.idle else await self.engine.counters()
-            await self.telling.report(bus, counters)
+            await self.telling.report(bus, await self._counters())
+
+    async def _counters(self) -> Counters | None:
+        """None where nothing was computed, and while the engine cannot tell."""
+        seat = self.seats.current
+        if self.telling.idle or seat is None:
+            return None
+        if seat is not self._counted:
+            self._counted = seat
+            self.telling.renew()
+        try:
+            return await seat.engine.counters()
+        except BusError as error:
+            _log.info("the engine does not tell its counts: %s", error)
+            return None
 
 
 class ControlPlane:

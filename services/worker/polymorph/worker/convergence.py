@@ -16,25 +16,26 @@ from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.domain.admission import Fence, Refused
 from polymorph.worker.domain.target import target
 from polymorph.worker.loading import Loaded, Loader
+from polymorph.worker.seats import Engines
 
 _log = logging.getLogger(__name__)
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _LOOK_AGAIN_S = 30.0
 _NOTHING = Loaded(EMPTY, (), 0, 0.0)
 
-LoaderFor = Callable[[Bus], Loader]
+LoaderFor = Callable[[Bus, Engine], Loader]
 
 
 class Convergence:
     """Owns what the slots run. One change at a time, whoever asks for it."""
 
     def __init__(
-        self, pool: str, worker_id: str, fence: Fence, engine: Engine, loader_for: LoaderFor, clock: Clock
+        self, pool: str, worker_id: str, fence: Fence, engines: Engines, loader_for: LoaderFor, clock: Clock
     ) -> None:
         self._pool = pool
         self._worker_id = worker_id
         self._fence = fence
-        self._engine = engine
+        self._engines = engines
         self._loader_for = loader_for
         self._clock = clock
         self._desired: DesiredState | None = None
@@ -67,13 +68,12 @@ class Convergence:
 
     async def run(self, bus: Bus) -> None:
         """Runs until cancelled: converges whenever there is news, and after failures that may pass."""
-        loader = self._loader_for(bus)
         failures = 0
         while True:
             pause = _RETRY_S[min(failures, len(_RETRY_S)) - 1] if failures else _LOOK_AGAIN_S
             await self._wait(pause)
             try:
-                await self._converge(bus, loader)
+                await self._converge(bus)
                 failures = 0
             except BusError as error:
                 failures += 1
@@ -86,11 +86,12 @@ class Convergence:
         """
         async with self._change:
             self._return_after(ttl_s if empty else _RETRY_S[0])
-            await self._engine.engage(() if empty else self.loaded.bindings, keep_packed=True)
+            await self._engines.engine.engage(() if empty else self.loaded.bindings, keep_packed=True)
+            self._engines.runs(EMPTY.revision if empty else self.revision.revision)
             self._unsure = False
             if not empty:
                 self._stay()
-            counters = await self._engine.counters()
+            counters = await self._engines.engine.counters()
         return sum(counters.served.get(each, 0) for each in {b.artifact for b in self.loaded.bindings})
 
     def _return_after(self, seconds: float) -> None:
@@ -103,7 +104,7 @@ class Convergence:
             self._return.cancel()
 
     async def _until_restored(self, pause_s: float) -> None:
-        while self._engine.alive:
+        while self._engines.alive:
             await self._clock.sleep(pause_s)
             try:
                 await self._restore()
@@ -117,13 +118,14 @@ class Convergence:
         """Engages what is loaded, whatever the slots run now."""
         async with self._change:
             try:
-                await self._engine.engage(self.loaded.bindings)
+                await self._engines.engine.engage(self.loaded.bindings)
             except Refused as refusal:
                 # The engine's own code always runs; convergence then loads what is desired anew.
                 _log.error("%s cannot serve again, the slots are empty: %s", self.revision.revision, refusal)
-                await self._engine.engage(())
+                await self._engines.engine.engage(())
                 self.loaded = _NOTHING
                 self._news.set()
+            self._engines.runs(self.revision.revision)
             self._unsure = False
 
     async def _wait(self, seconds: float) -> None:
@@ -151,7 +153,7 @@ class Convergence:
             self._desired = desired
             self._news.set()
 
-    async def _converge(self, bus: Bus, loader: Loader) -> None:
+    async def _converge(self, bus: Bus) -> None:
         if self._unsure:
             await self._restore()
         desired = self._desired
@@ -164,7 +166,7 @@ class Convergence:
         if goal.revision != self.revision.revision:
             quarantined = await _quarantined(bus, goal)
             try:
-                await self._load(loader, goal, quarantined)
+                await self._load(bus, goal, quarantined)
             except Refused as refusal:
                 if self._unsure:
                     await self._restore()
@@ -174,13 +176,15 @@ class Convergence:
         self._told = desired.generation
         await self._tell_loaded(bus, desired.generation, self._clock.monotonic() - began)
 
-    async def _load(self, loader: Loader, goal: Revision, quarantined: set[str]) -> None:
+    async def _load(self, bus: Bus, goal: Revision, quarantined: set[str]) -> None:
         async with self._change:
+            loader = self._loader_for(bus, self._engines.engine)
             bindings = await loader.prepare(goal, quarantined)
             # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
             self._unsure = True
             self._return_after(_RETRY_S[0])
             self.loaded = await loader.engage(goal, bindings)
+            self._engines.runs(goal.revision)
             self._unsure = False
             self._stay()
 

@@ -12,6 +12,7 @@ from polymorph.events.requests import LeaseAnswer, LeaseHost
 from polymorph.events.types import HostLeased
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.domain.lease import HostLease
+from polymorph.worker.seats import Engines
 
 _log = logging.getLogger(__name__)
 _ENDS_AFTER_S = 3.0
@@ -24,11 +25,11 @@ class HostLeasing:
     """Grants one burst at a time; the worker's own timer ends it, whatever becomes of the evaluator."""
 
     def __init__(
-        self, pool: str, worker_id: str, engine: Engine, clock: Clock, busy: Callable[[], bool]
+        self, pool: str, worker_id: str, engines: Engines, clock: Clock, busy: Callable[[], bool]
     ) -> None:
         self._pool = pool
         self._worker_id = worker_id
-        self._engine = engine
+        self._engines = engines
         self._clock = clock
         self._busy = busy
         self._lease: HostLease | None = None
@@ -100,9 +101,11 @@ class HostLeasing:
 
     async def _run_burst(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[bool]") -> None:
         stopped: float | None = None
+        engine: Engine | None = None
         try:
+            engine = self._engines.engine
             async with asyncio.timeout(_STEP_S):
-                await self._engine.pause()
+                await engine.pause()
             stopped = self._clock.monotonic()
             granted.set_result(True)
             async with asyncio.timeout(burst_s):
@@ -111,7 +114,8 @@ class HostLeasing:
             if stopped is None:
                 _log.warning("the engine did not stop between two steps within %.0f s", _STEP_S)
         finally:
-            await self._resume()
+            if engine is not None:
+                await self._resume(engine)
             self._resumed_at = self._clock.monotonic()
             self._burst = None
             if stopped is not None:
@@ -120,12 +124,12 @@ class HostLeasing:
             if not granted.done():
                 granted.set_result(False)
 
-    async def _resume(self) -> None:
+    async def _resume(self, engine: Engine) -> None:
         while True:
             try:
-                await self._engine.resume()
+                await engine.resume()
             except BusError as error:
-                if not self._engine.alive:
+                if not engine.alive:
                     return
                 _log.error("the engine does not resume, trying again: %s", error)
                 await asyncio.sleep(_RESUME_RETRY_S)

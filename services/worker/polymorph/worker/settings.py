@@ -39,6 +39,9 @@ class WorkerSettings(ServiceSettings):
         default=None, description="public keys of evaluators and promoters; without it nothing is loaded"
     )
     drain_timeout_s: float = Field(default=60.0, ge=0)
+    hold_timeout_s: float = Field(
+        default=120.0, gt=0, description="how long newcomers wait while the engine is replaced, before a 503"
+    )
 
     def served_name(self) -> str:
         return self.served_model_name or self.model.resolve().name

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.events.types import TokensCounted
-from polymorph.worker.adapters.stats import FinishedRequest
+from polymorph.worker.adapters.stats import FinishedRequest, StatSink
 from polymorph.worker.domain.counters import NOTHING, Counters
 from polymorph.worker.domain.request_ids import client_request_id
 from polymorph.worker.domain.steps import Load, StepTally
@@ -16,8 +16,29 @@ FLUSH_S = 0.25
 REPORT_S = 1.0
 
 
+class EngineSink:
+    """The `StatSink` of one engine, which may live beside another."""
+
+    def __init__(self, telling: "Telling") -> None:
+        self._telling = telling
+        self.load = Load()
+
+    def stepped(self, tokens: int, seconds: float) -> None:
+        self._telling.stepped(tokens, seconds)
+
+    def produced(self, tokens: int) -> None:
+        self._telling.produced(tokens)
+
+    def loaded(self, load: Load) -> None:
+        self.load = load
+        self._telling.weigh()
+
+    def finished(self, request: FinishedRequest) -> None:
+        self._telling.finished(request)
+
+
 class Telling:
-    """A `StatSink` that tells the bus: each finished request within a quarter of a second, steps every second."""
+    """What all engines counted: each finished request is told within a quarter of a second, steps every second."""
 
     def __init__(self, pool: str, worker_id: str, clock: Clock, revision: Callable[[], str]) -> None:
         self._pool = pool
@@ -26,6 +47,7 @@ class Telling:
         self._revision = revision
         self._tally = StepTally()
         self._requests: collections.deque[TokensCounted] = collections.deque(maxlen=_KEPT_REQUESTS)
+        self._sinks: list[EngineSink] = []
         self._before = NOTHING
         self._reported_at = clock.monotonic()
 
@@ -44,8 +66,29 @@ class Telling:
     def produced(self, tokens: int) -> None:
         self._tally.output_tokens += tokens
 
-    def loaded(self, load: Load) -> None:
-        self._tally.load = load
+    def open(self) -> EngineSink:
+        """For an engine that starts."""
+        sink = EngineSink(self)
+        self._sinks.append(sink)
+        return sink
+
+    def close(self, sink: StatSink) -> None:
+        """That engine is gone."""
+        self._sinks = [each for each in self._sinks if each is not sink]
+        self.weigh()
+
+    def weigh(self) -> None:
+        """The load of the worker is that of all its engines; the cache counted is the fullest."""
+        loads = [sink.load for sink in self._sinks]
+        self._tally.load = Load(
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            kv_used=max((load.kv_used for load in loads), default=0.0),
+        )
+
+    def renew(self) -> None:
+        """The counters read from now on are another engine's, which began at nothing."""
+        self._before = NOTHING
 
     def finished(self, request: FinishedRequest) -> None:
         request_id = client_request_id(request.engine_id)

@@ -1,6 +1,7 @@
 """vLLM's AsyncLLM with our slots, as the rest of the worker sees it."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Self
 from polymorph.bus.errors import Retryable
 from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.launch import EngineLaunch
+from polymorph.worker.adapters.prometheus import lasting_metrics
 from polymorph.worker.adapters.stats import StatSink, stat_logger
 from polymorph.worker.domain.admission import Refused
 from polymorph.worker.domain.counters import NOTHING, Counters
@@ -31,13 +33,15 @@ class Engine:
     @classmethod
     def start(cls, launch: EngineLaunch, sink: StatSink) -> Self:
         """Loads and compiles the model; minutes where nothing is in the compile cache. The environment is set."""
+        # Forked, it would hold the sockets of clients that this process serves already.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - after the environment is set
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
         from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
         keywords = launch.arguments()
         arguments = AsyncEngineArgs(**keywords, disable_log_stats=True, enable_logging_iteration_details=True)
-        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stat_logger(sink)])
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stat_logger(sink), lasting_metrics()])
         return cls(llm, arguments, slotted="worker_extension_cls" in keywords, dead=EngineDeadError)
 
     @property
