@@ -1,0 +1,17 @@
+"""Kernels of our own, as Solutions: where a search begins, and what a benchmark swaps. One module an operation."""
+
+from collections.abc import Callable
+
+from polymorph.kernels.isa import Isa
+from polymorph.kernels.schema import Definition, Solution
+
+Writer = Callable[[Definition, Isa], tuple[Solution, ...]]
+
+WRITERS: dict[str, Writer] = {}
+"""By `op_type` of the definition; a writer gives the variants that suit the constant axes and the ISA, best guess first."""
+
+
+def solutions(definition: Definition, isa: Isa) -> tuple[Solution, ...]:
+    """Our kernels for an operation; empty where we have none."""
+    writer = WRITERS.get(definition.op_type)
+    return writer(definition, isa) if writer is not None else ()
