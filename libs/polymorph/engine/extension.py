@@ -16,6 +16,7 @@ from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
 from polymorph.engine.hooks import HOOKS, HookMissing
 from polymorph.engine.hooks.spin import shorten_spin
+from polymorph.engine.hooks.steps import Steps
 from polymorph.engine.launch import DEFAULT_SLOTS, on_cpu
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
@@ -52,6 +53,8 @@ def _install() -> Slots:
 
 
 _SLOTS = _install()
+_STEPS = Steps()
+_STEPS.install()
 _DIRECTORY: str | None = None
 
 
@@ -97,7 +100,7 @@ class PolymorphExtension:
         return {"ok": True, "reason": ""}
 
     def slots_flip(self, *, keep_packed: bool = False) -> dict[str, Any]:
-        """Engages what was staged; all ranks run it in the same place between two steps.
+        """Engages what was staged; `step` is how many steps this rank had computed, the same on all of them.
 
         `keep_packed` keeps packed weights that the new table does not use, for a switch back.
         """
@@ -111,6 +114,7 @@ class PolymorphExtension:
             "ok": True,
             "reason": "",
             "epoch": epoch,
+            "step": _STEPS.count if _STEPS.known else None,
             "seconds": seconds,
             "bytes": _SLOTS.packed_bytes(),
         }

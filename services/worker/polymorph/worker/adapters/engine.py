@@ -98,7 +98,9 @@ class Engine:
             await self._checked("slots_abandon")
             raise
         staged = time.monotonic() - began
-        return staged + float((await self._checked("slots_flip", keep_packed=keep_packed))["seconds"])
+        flipped = await self._all("slots_flip", keep_packed=keep_packed)
+        _raise_for_parted(flipped)
+        return staged + max(float(answer["seconds"]) for answer in flipped)
 
     async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
         await self._checked(
@@ -177,3 +179,16 @@ class Engine:
         if "left" in answers[0]:
             return answers[0] | {"left": max(answer["left"] for answer in answers)}
         return answers[0]
+
+
+def _raise_for_parted(flipped: list[dict[str, Any]]) -> None:
+    """Ranks that change at different steps compute one token by two revisions.
+
+    Raises:
+        Refused: they did.
+    """
+    steps = [answer.get("step") for answer in flipped]
+    if len(set(steps)) > 1:
+        raise Refused(f"the ranks changed at different steps: {', '.join(map(str, steps))}")
+    if not all(answer["ok"] for answer in flipped):
+        raise Refused("; ".join(answer["reason"] for answer in flipped if not answer["ok"]))
