@@ -3,12 +3,10 @@
 import asyncio
 import json
 import math
-import re
 
+from polymorph.engine.provenance import naming
 from polymorph.worker.seat import Receive, Scope, Seat, Send
 
-REVISION_HEADER = b"x-polymorph-revision"
-_UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -59,7 +57,7 @@ class Switchboard:
             await _send_away(scope, send, self._hold_s)
             return
         with seat.serving():
-            await seat.app(scope, receive, _naming(send, seat.revision))
+            await seat.app(scope, receive, naming(send, seat.revision))
 
     async def _seat_for(self, scope: Scope) -> Seat | None:
         """Whoever only looks is answered at once: a probe must not wait for an engine that starts."""
@@ -75,18 +73,6 @@ class Switchboard:
         finally:
             self.waiting -= 1
         return self.current
-
-
-def _naming(send: Send, revision: str) -> Send:
-    """Adds the revision to the head of the response; the body passes as it comes."""
-    header = (REVISION_HEADER, _UNPRINTABLE.sub("?", revision).encode())
-
-    async def named(message: Scope) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), header]
-        await send(message)
-
-    return named
 
 
 async def _send_away(scope: Scope, send: Send, retry_after_s: float) -> None:
