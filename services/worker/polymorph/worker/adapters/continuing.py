@@ -1,0 +1,203 @@
+"""vLLM's AsyncLLM whose requests outlive its engine: they go on in a successor, and their callers see one answer.
+
+The front keeps of each request what its caller sees: detokenizer, log probabilities, counts, and the queue that the
+caller reads from. All of it moves to the successor as it is; what the successor's engine computes is the rest of the
+tokens, from a prompt that ends in those that were there. So nothing changes on the usual path, every kind of output
+goes on, and a stop string may lie across the seam.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestState
+
+from polymorph.worker.adapters.interrupted import (
+    died_again,
+    families,
+    forget_draws,
+    interrupted,
+    keep_first_times,
+    parent_id,
+    remember,
+    rest,
+)
+from polymorph.worker.domain.continuation import Continue, End, continuation
+
+_log = logging.getLogger(__name__)
+
+
+class CannotContinue(GracefulHTTPError):  # type: ignore[misc]
+    """Ends one request: with an error event where it streams, with 503 where nothing was sent."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"The engine died and this request cannot go on: {reason}.", HTTPStatus.SERVICE_UNAVAILABLE
+        )
+
+
+class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
+    """With `recovers`, its requests wait at its death for `succeed` or `give_up`; later ones are passed on."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.recovers = False
+        self.seeds_resume = False
+        """Whether the engine can bring a seeded request's generator to where another had it."""
+        self.on_death: Callable[[], None] = _nothing
+        """Called in the event loop when the engine is found dead."""
+        self.on_outcome: Callable[[bool], None] = _nothing
+        """Called with whether an interrupted request goes on."""
+        self._orphans: dict[str, RequestState] = {}
+        self._heir: ContinuingLLM | None = None
+        self._abandoned = False
+        self._decided = asyncio.Event()
+        self._hook()
+
+    def _hook(self) -> None:
+        processor = self.output_processor
+        add = processor.add_request
+
+        def add_request(request: EngineCoreRequest, *arguments: Any, **named: Any) -> None:
+            forget_draws(request)
+            add(request, *arguments, **named)
+            remember(processor.request_states.get(request.request_id), request)
+
+        processor.add_request = add_request
+        processor.propagate_error = self._died
+
+    # --- what vLLM's serving layer asks ---
+
+    @property
+    def dead(self) -> bool:
+        """Whether this engine itself is gone."""
+        return bool(super().errored)
+
+    @property
+    def errored(self) -> bool:
+        """Whether a request that comes here now is lost: it is not while a successor is there or on its way."""
+        return self.dead and (self._abandoned or not self.recovers)
+
+    async def add_request(self, *arguments: Any, **named: Any) -> Any:
+        if not self.dead:
+            try:
+                return await super().add_request(*arguments, **named)
+            except EngineDeadError:
+                if not self.recovers:
+                    raise
+        heir = await self._inheritor()
+        return await heir.add_request(*arguments, **named)
+
+    async def _add_request(self, request: EngineCoreRequest, *arguments: Any, **named: Any) -> None:
+        try:
+            await super()._add_request(request, *arguments, **named)
+        except EngineDeadError:
+            if not self.recovers:
+                raise
+            # It is among the states, and waits with the others; those that come after their removal follow them.
+            if self.output_handler is not None and self.output_handler.done():
+                self._orphan()
+            if self._heir is not None:
+                await self.succeed(self._heir)
+            elif self._abandoned:
+                raise
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        await super().abort(ids, internal)
+        if self.dead:
+            self._disown(ids, internal=internal)
+        if self._heir is not None:
+            await self._heir.abort(ids, internal)
+
+    # --- what the worker does ---
+
+    async def succeed(self, heir: "ContinuingLLM") -> None:
+        """Interrupted requests go on in `heir`, and so does whatever comes here later."""
+        self._heir = heir
+        self._decided.set()
+        for family in families(list(self._orphans.values())):
+            # Its client may leave while others are handed over.
+            left = [state for state in family if self._orphans.pop(state.request_id, None) is not None]
+            if left:
+                await self._continue(left, heir)
+
+    def give_up(self, reason: str) -> None:
+        """There will be no successor: interrupted requests end with an error."""
+        self._abandoned = True
+        self._decided.set()
+        orphans, self._orphans = self._orphans, {}
+        for family in families(list(orphans.values())):
+            self._end(family, reason)
+
+    def _died(self, error: Exception) -> None:
+        """In place of vLLM's `propagate_error`: the last thing that its output handler does."""
+        if self.recovers and not self._abandoned:
+            self._orphan()
+        else:
+            for state in self.output_processor.request_states.values():
+                state.queue.put(error)
+        self.on_death()
+
+    def _orphan(self) -> None:
+        processor = self.output_processor
+        self._orphans.update(processor.request_states)
+        for known in (processor.request_states, processor.external_req_ids, processor.parent_requests):
+            known.clear()
+
+    async def _inheritor(self) -> "ContinuingLLM":
+        if self.recovers:
+            await self._decided.wait()
+        if self._heir is None:
+            raise EngineDeadError
+        return self._heir
+
+    def _disown(self, ids: list[str], *, internal: bool) -> None:
+        """Its client left while there was no engine."""
+        for own, state in list(self._orphans.items()):
+            names = {own, parent_id(state)} if internal else {state.external_req_id}
+            if not names.isdisjoint(ids):
+                del self._orphans[own]
+
+    async def _continue(self, family: list[RequestState], heir: "ContinuingLLM") -> None:
+        """All sequences of one request, or none."""
+        plans = [continuation(interrupted(state, heir.model_config, heir.seeds_resume)) for state in family]
+        reason = next((plan.reason for plan in plans if isinstance(plan, End)), None)
+        if reason is not None:
+            self._end(family, reason)
+            return
+        self.on_outcome(True)
+        try:
+            await heir._adopt(family, [plan for plan in plans if isinstance(plan, Continue)])  # noqa: SLF001
+        except EngineDeadError:
+            _log.warning("the successor died as well: what was handed over waits for the next")
+
+    async def _adopt(self, family: list[RequestState], plans: list[Continue]) -> None:
+        requests = [rest(state, plan) for state, plan in zip(family, plans, strict=True)]
+        processor = self.output_processor
+        for state in family:
+            died_again(state)
+            keep_first_times(state)
+            processor.request_states[state.request_id] = state
+            processor.external_req_ids[state.external_req_id].append(state.request_id)
+            if state.parent_req is not None:
+                processor.parent_requests[state.parent_req.request_id] = state.parent_req
+        self._run_output_handler()
+        for request in requests:
+            await self.engine_core.add_request_async(request)
+
+    def _end(self, family: list[RequestState], reason: str) -> None:
+        self.on_outcome(False)
+        error = CannotContinue(reason)
+        _log.error("request %s: %s", family[0].external_req_id, error)
+        family[0].queue.put(error)
+
+
+def _nothing(*_: object) -> None:
+    """Nobody asked."""
