@@ -6,7 +6,7 @@ not end can be seen from outside. `$POLYMORPH_FLIGHT_DIR/rank-<rank>.flight`, 12
     0   int64  CLOCK_MONOTONIC nanoseconds when the call in flight began; 0 when none is in flight
     8   int64  epoch of the table that the call came from
     16  char[64] digest of the artifact, ASCII, zero padded
-    80  int64  calls so far
+    80  int64  calls that began
     88  reserved, zero
 """
 
@@ -21,14 +21,13 @@ FLIGHT_VARIABLE = "POLYMORPH_FLIGHT_DIR"
 SIZE = 128
 _RECORD = struct.Struct("<qq64sq")
 _BEGAN = struct.Struct("<q")
-_CALLS_AT = 80
 _NAME = re.compile(r"rank-(\d+)\.flight")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A kernel call that began and has not ended. `began_ns` is of CLOCK_MONOTONIC; `calls` counts those before it."""
+    """A kernel call that began and has not ended. `began_ns` is of CLOCK_MONOTONIC; `calls` counts it too."""
 
     rank: int
     artifact: str
@@ -83,13 +82,12 @@ class FlightRecord:
         """Raises `ValueError` for what is no sha256 in hexadecimal."""
         if _DIGEST.fullmatch(artifact) is None:
             raise ValueError(f"{artifact!r} is no digest: 64 of 0-9 and a-f")
+        self._calls += 1
         _RECORD.pack_into(self._memory, 0, 0, epoch, artifact.encode(), self._calls)
         _BEGAN.pack_into(self._memory, 0, now_ns)
 
     def end(self) -> None:
-        self._calls += 1
         _BEGAN.pack_into(self._memory, 0, 0)
-        _BEGAN.pack_into(self._memory, _CALLS_AT, self._calls)
 
     def close(self) -> None:
         self._memory.close()

@@ -14,3 +14,6 @@ def register() -> None:
     """Called once in a front process, an engine core and a worker; more than once where vLLM loads plugins again."""
     if disabled():
         return
+    from polymorph.engine import resume  # noqa: PLC0415 - torch, which a process that loads this has by now
+
+    resume.install()

@@ -71,7 +71,9 @@ def install() -> None:
 
 
 def hook(runner: Any, folder: Path) -> None:
-    """Hooks the runner class `runner`; each instance is tried when its model is loaded."""
+    """Hooks the runner class `runner`, once; each instance is tried when its model is loaded."""
+    if hasattr(runner, "_polymorph_resumes"):
+        return
     missing = [name for name in ("load_model", "_update_states") if not callable(getattr(runner, name, None))]
     if missing:
         _log.warning("seeded requests do not outlive this engine: no %s in vLLM's runner", ", ".join(missing))

@@ -240,6 +240,26 @@ class WorkerRefused(Event):
         return self.pool
 
 
+class WorkerKernelFaulted(Event):
+    """A kernel took a worker's engine down or held it up; the worker runs it no more and started another engine."""
+
+    DOMAIN = "worker"
+    NAME = "kernel-faulted"
+
+    pool: str
+    worker_id: str
+    generation: int
+    revision: str
+    definition: str
+    artifact: str
+    how: Literal["crash", "hang"]
+    evidence: Annotated[str, Field(description="one plain sentence: what was seen")]
+    at: dt.datetime
+
+    def subject_id(self) -> str:
+        return self.pool
+
+
 class HostLeased(Event):
     """The evaluator had the host's cores to itself for a while; requests waited that long in all."""
 

@@ -12,6 +12,7 @@ from polymorph.events.facts import (
     SearchClosed,
     SearchOpened,
     TrafficShapeObserved,
+    WorkerKernelFaulted,
     WorkerLoaded,
     WorkerRefused,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "StepsCounted",
     "TokensCounted",
     "TrafficShapeObserved",
+    "WorkerKernelFaulted",
     "WorkerLoaded",
     "WorkerRefused",
 ]
@@ -54,6 +56,7 @@ EVENTS: tuple[type[Event], ...] = (
     PromotionRolledBack,
     WorkerLoaded,
     WorkerRefused,
+    WorkerKernelFaulted,
     HostLeased,
 )
 COMMANDS: tuple[type[Command], ...] = (EvaluateCandidate,)

@@ -1,5 +1,6 @@
 """From windows to a promotion, with the compiler a real process on a real nats-server and SQLite."""
 
+import datetime as dt
 import signal
 import urllib.error
 import urllib.request
@@ -121,6 +122,33 @@ async def test_a_worker_that_refuses_has_the_promotion_taken_back(make_lab, bus_
     assert "its self-test failed" in lab.of("promotion.rolled-back")[0]["reason"]
     back = await lab.desired()
     assert (back.generation, back.stable.revision) == (2, "empty")
+
+
+async def test_a_kernel_that_took_an_engine_down_is_quarantined_and_taken_back(make_lab, bus_factory):
+    from polymorph.events.types import WorkerKernelFaulted
+
+    lab = await make_lab()
+    await lab.until(lambda: promoted(lab))
+    state = await lab.desired()
+    worker = await bus_factory("worker")
+    kernel = state.stable.kernels[0]
+    await worker.publish(
+        WorkerKernelFaulted(
+            pool=state.pool,
+            worker_id="worker-0",
+            generation=state.generation,
+            revision=state.stable.revision,
+            definition=kernel.definition,
+            artifact=kernel.artifact,
+            how="crash",
+            evidence="The engine ended inside call 17.",
+            at=dt.datetime.now(dt.UTC),
+        )
+    )
+    await lab.until(lambda: lab.of("promotion.rolled-back"))
+    assert "call 17" in lab.of("promotion.rolled-back")[0]["reason"]
+    assert (await lab.desired()).stable.revision == "empty"
+    assert b"call 17" in (await worker.kv_get("quarantine", kernel.artifact)).value
 
 
 async def test_it_is_ready_only_when_the_bus_is_there_and_ends_in_order(

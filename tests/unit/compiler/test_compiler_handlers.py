@@ -5,13 +5,19 @@ import datetime as dt
 import pytest
 from prometheus_client import REGISTRY
 
-from polymorph.bus.errors import Unavailable
+from polymorph.bus.errors import Retryable, Unavailable
 from polymorph.compiler.adapters.record import LoopRecord
 from polymorph.compiler.domain.search_pool import Ended
 from polymorph.compiler.domain.search_state import Answer
 from polymorph.compiler.handlers import Tuning
 from polymorph.events.state import EMPTY, DesiredState, Mode
-from polymorph.events.types import PromotionCompleted, PromotionRolledBack, WorkerLoaded, WorkerRefused
+from polymorph.events.types import (
+    PromotionCompleted,
+    PromotionRolledBack,
+    WorkerKernelFaulted,
+    WorkerLoaded,
+    WorkerRefused,
+)
 from polymorph.ledger import messages, searches
 from polymorph.ledger.database import DatabaseUnavailable
 from polymorph.simulator.database import SimulatedDatabase
@@ -44,6 +50,7 @@ class FloorDouble:
         self.again = []
         self.proposals = []
         self.taken_back = []
+        self.quarantined = []
 
     def _check(self):
         if self.away:
@@ -69,6 +76,10 @@ class FloorDouble:
 
     async def take_back(self, pool, generation, reason):
         self.taken_back.append((pool, generation, reason))
+
+    async def quarantine(self, artifact, reason):
+        self._check()
+        self.quarantined.append((artifact, reason))
 
 
 class DriftOnce:
@@ -323,3 +334,49 @@ async def test_what_has_served_elsewhere_is_not_taken_back_for_one_worker_that_r
     assert "r-1 has served elsewhere and stays; see to worker bad" in caplog.text
     await later.tuning.refused(refused.model_copy(update={"generation": 4, "revision": "r-2"}))
     assert [taken[1] for taken in later.floor.taken_back] == [4]
+
+
+def faulted(setting, **changes):
+    fields = {
+        "pool": "chat-1",
+        "worker_id": "w",
+        "generation": 3,
+        "revision": "r-1",
+        "definition": "gemm_n8_k8_f32",
+        "artifact": "f" * 64,
+        "how": "crash",
+        "evidence": "The engine ended inside call 17.",
+        "at": setting.clock.now(),
+    }
+    return WorkerKernelFaulted(**{**fields, **changes})
+
+
+async def test_a_kernel_that_took_an_engine_down_is_quarantined_whatever_it_served(lab, setting):
+    await setting.tuning.window(setting.seen())
+    await setting.tuning.loaded(
+        WorkerLoaded(
+            pool="chat-1",
+            worker_id="good",
+            generation=3,
+            revision="r-1",
+            kernels=("f" * 64,),
+            served_calls=7,
+            load_s=1,
+            paused_s=0,
+        )
+    )
+    await setting.tuning.kernel_faulted(faulted(setting))
+    [(artifact, reason)] = setting.floor.quarantined
+    assert artifact == "f" * 64
+    assert reason == (
+        "It had a crash in worker w, as gemm_n8_k8_f32 of r-1: The engine ended inside call 17."
+    )
+
+
+async def test_a_fault_is_heard_again_while_the_bus_is_away(lab, setting):
+    setting.floor.away = True
+    with pytest.raises(Retryable):
+        await setting.tuning.kernel_faulted(faulted(setting))
+    setting.floor.away = False
+    await setting.tuning.kernel_faulted(faulted(setting, pool="of-another-compilers-making"))
+    assert len(setting.floor.quarantined) == 1

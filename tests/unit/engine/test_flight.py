@@ -15,11 +15,11 @@ def test_a_call_is_in_flight_between_its_begin_and_its_end(tmp_path: Path) -> No
     with FlightRecord(tmp_path, 0) as record:
         assert in_flight(tmp_path) == ()
         record.begin(A, epoch=3, now_ns=1_000)
-        assert in_flight(tmp_path) == (Flight(0, A, 1_000, 3, 0),)
+        assert in_flight(tmp_path) == (Flight(0, A, 1_000, 3, 1),)
         record.end()
         assert in_flight(tmp_path) == ()
         record.begin(B, epoch=4, now_ns=2_000)
-        assert in_flight(tmp_path) == (Flight(0, B, 2_000, 4, 1),)
+        assert in_flight(tmp_path) == (Flight(0, B, 2_000, 4, 2),)
         assert in_flight(tmp_path)[0].seconds(2_500_002_000) == 2.5
 
 
@@ -31,7 +31,6 @@ def test_each_rank_has_its_own(tmp_path: Path) -> None:
 
 def test_the_layout_is_the_one_that_the_dispatcher_writes(tmp_path: Path) -> None:
     with FlightRecord(tmp_path, 2) as record:
-        record.end()
         record.begin(A, epoch=7, now_ns=9)
         content = path_of(tmp_path, 2).read_bytes()
     expected = (9).to_bytes(8, "little") + (7).to_bytes(8, "little") + A.encode() + (1).to_bytes(8, "little")

@@ -138,7 +138,7 @@ def test_a_worker_that_refuses_everything_costs_one_promotion_and_not_the_pool(
     simulated, promote, binding, caplog
 ):
     async def story(world):
-        floor = BusFloor(world.bus, world.promoter, default_mode=Mode.CANARY)
+        floor = BusFloor(world.bus, world.promoter, world.controls, default_mode=Mode.CANARY)
         for n in range(3):
             await promote(world, f"a{n}", bindings=(binding(f"a{n}", f"linear-{n}"),), promotion_id=f"p{n}")
         # The change of mode brings nothing: what it shows is still the last promotion's.
@@ -384,6 +384,61 @@ def test_quarantine_purges_now_and_after_a_freeze(simulated, promote):
         await world.reconciler.reconcile()
         assert artifacts(await world.desired(POOL)) == []
         assert (await promote(world, "a", promotion_id="a2")).hindrance is Hindrance.QUARANTINE
+
+    simulated(story)
+
+
+@pytest.fixture
+def floor_of():
+    return lambda world: BusFloor(world.bus, world.promoter, world.controls, default_mode=Mode.CANARY)
+
+
+def test_a_fault_brings_back_what_served_before(simulated, promote, floor_of):
+    async def story(world):
+        await promote(world, "a")
+        await promote(world, "b")  # for the same operation: it took the place of the first
+        await floor_of(world).quarantine("b", "it hung")
+        desired = await world.desired(POOL)
+        assert (artifacts(desired), desired.generation) == (["a"], 3)
+        await world.relay.drain()
+        assert world.journal.told[-1].reason == "it hung"
+        assert (await promote(world, "b", promotion_id="b2")).hindrance is Hindrance.QUARANTINE
+
+    simulated(story)
+
+
+def test_a_fault_of_what_served_before_as_well_takes_that_alone(simulated, promote, binding, floor_of):
+    async def story(world):
+        await promote(world, "a")
+        await promote(world, "b", bindings=(binding("b", definition="linear-o"),))
+        await floor_of(world).quarantine("a", "it hung at last")
+        assert artifacts(await world.desired(POOL)) == ["b"]
+
+    simulated(story)
+
+
+def test_a_fault_of_a_candidate_takes_the_candidate(simulated, promote, binding, floor_of):
+    async def story(world):
+        await promote(world, "a")
+        shown = await world.desired(POOL)
+        assert shown.candidate is not None
+        await floor_of(world).quarantine("a", "it crashed")
+        desired = await world.desired(POOL)
+        assert (desired.candidate, artifacts(desired)) == (None, [])
+
+    simulated(story, policy=CANARY)
+
+
+def test_a_fault_that_is_told_twice_changes_the_pool_once_and_a_pool_without_it_never(
+    simulated, promote, floor_of
+):
+    async def story(world):
+        await promote(world, "a")
+        for _ in range(2):
+            await floor_of(world).quarantine("a", "it crashed")
+        assert (await world.desired(POOL)).generation == 2
+        await floor_of(world).quarantine("c", "it crashed elsewhere")
+        assert (await world.desired(POOL)).generation == 2
 
     simulated(story)
 

@@ -35,6 +35,7 @@ from polymorph.events.types import (
     PromotionCompleted,
     PromotionRolledBack,
     TrafficShapeObserved,
+    WorkerKernelFaulted,
     WorkerLoaded,
     WorkerRefused,
 )
@@ -73,11 +74,12 @@ class Compiler:
         change = Change(PromotionKeys(bus, signer, clock), ledger)
         promoter = Promoter(change, lambda: uuid.uuid4().hex, policy=POLICIES[settings.policy])
         self._relay = OutboxRelay(bus, database, clock)
-        self._reconciler = Reconciler(change, promoter, Controls(change, clock), clock, mode=settings.mode)
+        controls = Controls(change, clock)
+        self._reconciler = Reconciler(change, promoter, controls, clock, mode=settings.mode)
         self._tuning = Tuning(
             PoolLoop(_rules(settings, hardware), SearchMachine(_budget(settings), proposers, _fresh_seed)),
             LoopRecord(database, clock, source=source, hardware=hardware),
-            BusFloor(bus, promoter, default_mode=settings.mode or settings.default_mode),
+            BusFloor(bus, promoter, controls, default_mode=settings.mode or settings.default_mode),
             clock,
             detector=lambda: DriftDetector(_drift(settings)),
             window_age_s=settings.window_age_s,
@@ -119,6 +121,7 @@ class Compiler:
             self._consume("rolled-back", PromotionRolledBack, tuning.rolled_back),
             self._consume("loaded", WorkerLoaded, tuning.loaded, attempts=5),
             self._consume("refused", WorkerRefused, tuning.refused),
+            self._consume("kernel-faulted", WorkerKernelFaulted, tuning.kernel_faulted),
         ]
 
     def _consume(

@@ -23,6 +23,7 @@ from polymorph.events.types import (
     PromotionCompleted,
     PromotionRolledBack,
     TrafficShapeObserved,
+    WorkerKernelFaulted,
     WorkerLoaded,
     WorkerRefused,
 )
@@ -72,6 +73,10 @@ class Floor(Protocol):
         ...
 
     async def take_back(self, pool: str, generation: int, reason: str) -> None: ...
+
+    async def quarantine(self, artifact: str, reason: str) -> None:
+        """Nobody loads it from now on, and every pool that shows it leaves it."""
+        ...
 
 
 class Tuning:
@@ -204,6 +209,17 @@ class Tuning:
                 )
                 return
             await self._floor.take_back(event.pool, event.generation, reason)
+
+    async def kernel_faulted(self, event: WorkerKernelFaulted) -> None:
+        """A kernel took an engine down: no worker runs it any more, whatever it has served elsewhere."""
+        reason = (
+            f"It had a {event.how} in worker {event.worker_id}, as {event.definition} of {event.revision}: "
+            f"{event.evidence}"
+        )
+        _log.error("pool %s: artifact %s into quarantine. %s", event.pool, event.artifact[:12], reason)
+        async with self._turn:
+            await self._floor.quarantine(event.artifact, reason)
+        metrics.KERNEL_FAULTS.labels(event.pool, event.how).inc()
 
     async def tick(self) -> None:
         """Time passed. A pool that goes wrong is told and left out; the others go on."""

@@ -6,7 +6,9 @@ from polymorph.bus.errors import Retryable
 from polymorph.bus.port import Bus
 from polymorph.compiler.adapters.promoter import Promoter
 from polymorph.compiler.adapters.promotion_change import PromotionResult, UnknownPool
+from polymorph.compiler.adapters.promotion_controls import Controls
 from polymorph.compiler.domain.promotion.moves import Proposal
+from polymorph.compiler.domain.promotion.revisions import artifacts
 from polymorph.compiler.domain.search_pool import Ended
 from polymorph.compiler.domain.search_state import Answer
 from polymorph.events.state import DesiredState, Mode
@@ -18,9 +20,10 @@ _log = logging.getLogger(__name__)
 class BusFloor:
     """Objects and orders go over the bus, winners to the promoter."""
 
-    def __init__(self, bus: Bus, promoter: Promoter, *, default_mode: Mode) -> None:
+    def __init__(self, bus: Bus, promoter: Promoter, controls: Controls, *, default_mode: Mode) -> None:
         self._bus = bus
         self._promoter = promoter
+        self._controls = controls
         self._default_mode = default_mode
 
     async def keep(self, data: bytes) -> None:
@@ -69,6 +72,26 @@ class BusFloor:
             await self._promoter.roll_back(pool, reason)
         else:
             _log.warning("pool %s: generation %d brought nothing new and stays. %s", pool, generation, reason)
+
+    async def quarantine(self, artifact: str, reason: str) -> None:
+        """Bans it first, so that nothing brings it back meanwhile; then every pool that shows it leaves it."""
+        await self._controls.ban(artifact, reason)
+        for pool in await self._controls.pools():
+            try:
+                await self._leave(pool, artifact, reason)
+            except UnknownPool as error:
+                _log.warning("%s: it is restored without what is in quarantine", error)
+
+    async def _leave(self, pool: str, artifact: str, reason: str) -> None:
+        """Goes back to what served before where that did without it, else on without it alone."""
+        shown = await self.pool(pool)
+        if artifact not in artifacts(shown.stable) | artifacts(shown.candidate):
+            return
+        before = await self._promoter.before(shown)
+        if shown.candidate is not None or (before is not None and artifact not in artifacts(before)):
+            await self._promoter.roll_back(pool, reason)
+        else:
+            await self._controls.purge(pool)
 
 
 def _answer(result: PromotionResult) -> Answer | None:

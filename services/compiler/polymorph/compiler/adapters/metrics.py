@@ -31,6 +31,11 @@ PROMOTIONS = Counter(
     "outcome: completed (promotion.completed) or rolled-back (promotion.rolled-back)",
     ["pool", "outcome"],
 )
+KERNEL_FAULTS = Counter(
+    "polymorph_compiler_kernel_faults_total",
+    "worker.kernel-faulted, when its artifact is in quarantine; how: crash or hang",
+    ["pool", "how"],
+)
 
 
 def saved(message: Event | Command) -> None:

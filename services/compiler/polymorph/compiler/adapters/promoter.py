@@ -122,13 +122,17 @@ class Promoter:
     async def roll_back(self, pool: str, reason: str, *, operator: bool = False) -> PromotionResult:
         """Takes the candidate away; without one, goes back to the parent of the stable revision."""
         shown = await self._change.shown(pool)
-        parent = shown.desired.stable.parent
-        back_to = EMPTY if parent == EMPTY.revision else await self._ledger.revision(pool, parent or "")
+        back_to = await self.before(shown.desired)
 
         def plan(current: DesiredState, guards: Guards, generation: int) -> Transition:
             return roll_back(current, reason, guards, generation, back_to=back_to, operator=operator)
 
         return await self._change.apply(shown, plan)
+
+    async def before(self, shown: DesiredState) -> Revision | None:
+        """The parent of the stable revision, where the record knows it."""
+        parent = shown.stable.parent
+        return EMPTY if parent == EMPTY.revision else await self._ledger.revision(shown.pool, parent or "")
 
     async def brought(self, pool: str, generation: int) -> bool:
         """Whether a promotion brought what `generation` shows, rather than a way back. A change of mode brings nothing."""

@@ -31,9 +31,16 @@ class Controls:
         self, artifact: str, reason: str, *, until: dt.datetime | None = None, operator: bool = False
     ) -> list[PromotionResult]:
         """Bans an artifact and purges it from every pool that shows it."""
+        await self.ban(artifact, reason, until=until)
+        return [await self.purge(pool, operator=operator) for pool in await self.pools()]
+
+    async def ban(self, artifact: str, reason: str, *, until: dt.datetime | None = None) -> None:
+        """Bans an artifact; desired states that show it are left to whoever calls, and to the reconciler."""
         entry = Quarantine(artifact=artifact, reason=reason, since=self._clock.now(), until=until)
         await self._keys.put(topology.QUARANTINE, artifact, entry)
-        return [await self.purge(pool, operator=operator) for pool in await self._keys.pools()]
+
+    async def pools(self) -> list[str]:
+        return await self._keys.pools()
 
     async def purge(self, pool: str, *, operator: bool = False) -> PromotionResult:
         """Takes what is in quarantine out of the desired state of `pool`."""
