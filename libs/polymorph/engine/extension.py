@@ -18,6 +18,7 @@ from polymorph.engine.hooks import HOOKS, HookMissing
 from polymorph.engine.hooks.spin import shorten_spin
 from polymorph.engine.hooks.steps import Steps
 from polymorph.engine.launch import DEFAULT_SLOTS, on_cpu
+from polymorph.engine.profile import StepProfile
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 
@@ -25,6 +26,7 @@ SLOTS_VARIABLE = "POLYMORPH_SLOTS"
 KEPT_VARIABLE = "POLYMORPH_KEPT_WEIGHTS_MIB"
 PACKED_VARIABLE = "POLYMORPH_PACKED_WEIGHTS_MIB"
 FLIGHT_VARIABLE = "POLYMORPH_FLIGHT_DIR"
+PROFILE_VARIABLE = "POLYMORPH_PROFILE_EVERY_S"
 _MIB = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ def _install() -> Slots:
 
 
 _SLOTS = _install()
-_STEPS = Steps()
+_STEPS = Steps(StepProfile(_SLOTS.ops, float(os.environ.get(PROFILE_VARIABLE, "10"))))
 _STEPS.install()
 _DIRECTORY: str | None = None
 
@@ -138,9 +140,21 @@ class PolymorphExtension:
         return self.slots_engage([])
 
     def slots_read(self, reset: bool = False) -> dict[str, Any]:
-        """Calls and nanoseconds by definition and bucket, native and by artifact, with the errors of each."""
+        """Calls and nanoseconds by definition and bucket, native and by artifact, with the errors of each; steps by bucket
+        with the time of each family of operators in those that were profiled.
+        """
         document: dict[str, Any] = json.loads(_SLOTS.ops.read_counters(reset))
-        return document
+        steps = _STEPS.profile.document()
+        if reset:
+            _STEPS.profile.regimes = {}
+        return document | {"steps": steps}
+
+    def slots_profile(self, every_s: float) -> dict[str, Any]:
+        """Takes the profile of one step in so many seconds from now on; 0 takes none."""
+        if not every_s >= 0:
+            return {"ok": False, "reason": f"a profile every {every_s} s: 0 for none, or some seconds"}
+        _STEPS.profile.every_s = every_s
+        return {"ok": True, "reason": ""}
 
     def slots_capture(
         self,

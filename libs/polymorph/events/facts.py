@@ -13,6 +13,7 @@ from polymorph.events.values import (
     Quantiles,
     Ratio,
     Revision,
+    StepTime,
     TrafficShape,
     Verdict,
 )
@@ -34,6 +35,9 @@ class TrafficShapeObserved(Event):
     output_tokens_per_s: float = 0.0
     step_s: Annotated[float, Field(ge=0, description="seconds of engine steps, all workers together")] = 0.0
     operations: tuple[Operation, ...] = ()
+    step_time: Annotated[
+        StepTime | None, Field(description="None where no step was profiled in the window")
+    ] = None
     workers: Annotated[int, Field(ge=0)] = 0
     revision: str = "empty"
 

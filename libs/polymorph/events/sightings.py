@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polymorph.events.base import Telemetry
-from polymorph.events.values import PLACEMENT_ID, Bucket, Operation, Seconds
+from polymorph.events.values import PLACEMENT_ID, Bucket, Operation, SampledSteps, Seconds
 
 
 class RequestStarted(Telemetry):
@@ -90,6 +90,12 @@ class StepsCounted(Telemetry):
     ] = {}
     operations: tuple[Operation, ...] = ()
     revision: str = "empty"
+    sampled_by_m: Annotated[
+        dict[Bucket, SampledSteps],
+        Field(
+            description="bucket of M -> where the time of its steps went that were profiled meanwhile, if any"
+        ),
+    ] = {}
 
     def subject_id(self) -> str:
         return self.pool

@@ -99,6 +99,25 @@ class Operation(Value):
     by_m: dict[Bucket, Share] = {}
 
 
+class SampledSteps(Value):
+    """Where the time of sampled engine steps went: seconds by family of operators.
+
+    A family is a slot's name; `other` are operators that no slot reaches, `rest` is what no operator tells (code that
+    the compiler fused, Python, waiting).
+    """
+
+    steps: Annotated[int, Field(ge=0)]
+    seconds: dict[str, Seconds]
+
+
+class StepTime(Value):
+    """Shares of engine step time by family, from sampled steps; `reachable` is the share that slots can reach at all."""
+
+    shares: dict[str, Share]
+    reachable: Share
+    sampled_steps: Annotated[int, Field(ge=0)]
+
+
 class KernelBinding(Value):
     """One slot entry of a revision: for `definition` at M up to `max_m` (and above `min_m - 1`), use this artifact."""
 

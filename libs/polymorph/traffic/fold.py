@@ -13,9 +13,10 @@ from polymorph.events.types import (
     TokensCounted,
     TrafficShapeObserved,
 )
-from polymorph.events.values import Operation, TrafficShape
+from polymorph.events.values import Operation, StepTime, TrafficShape
 from polymorph.traffic.operations import Operations
 from polymorph.traffic.sketch import ZERO, Sketch
+from polymorph.traffic.step_time import StepTimes
 
 _FORGOTTEN_AFTER_S = 900.0
 _MAX_GAPS = 8192
@@ -74,6 +75,7 @@ class Window:
             output_tokens_per_s=(self._steps.output_tokens or self._output_sum) / seconds,
             step_s=self._steps.step_s,
             operations=self._steps.operations(),
+            step_time=self._steps.step_time(),
             workers=workers,
             revision=self._steps.revision,
         )
@@ -140,6 +142,7 @@ class _Steps:
         self.revision = "empty"
         self._by_m: defaultdict[str, float] = defaultdict(float)
         self._operations = Operations()
+        self._step_times = StepTimes()
 
     def take(self, message: StepsCounted) -> None:
         self.step_s += message.step_s
@@ -148,6 +151,7 @@ class _Steps:
         for m, seconds in message.step_s_by_m.items():
             self._by_m[m] += seconds
         self._operations.add(message.operations, message.step_s)
+        self._step_times.add(message.sampled_by_m)
 
     def shares(self) -> dict[str, float]:
         total = sum(self._by_m.values())
@@ -155,6 +159,9 @@ class _Steps:
 
     def operations(self) -> tuple[Operation, ...]:
         return self._operations.shares()
+
+    def step_time(self) -> StepTime | None:
+        return self._step_times.told(self._by_m)
 
 
 def _by_number(item: tuple[str, float]) -> tuple[int, str]:

@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 
 from polymorph.events.types import RequestFinished, RequestStarted, StepsCounted, TokensCounted
-from polymorph.events.values import Operation
+from polymorph.events.values import Operation, SampledSteps
 from polymorph.traffic.fold import Window
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -152,3 +152,25 @@ def test_parallel_requests_under_one_request_id_each_arrive():
     shape = window.close(T0 + dt.timedelta(seconds=5), model="m", workers=1).shape
     assert shape.arrival_rate == pytest.approx(2 / 5)
     assert shape.concurrency == pytest.approx(2.0)
+
+
+def test_profiled_steps_stand_for_the_steps_of_their_size() -> None:
+    window = Window("p", T0)
+    small = SampledSteps(steps=2, seconds={"linear": 0.03, "rest": 0.01})
+    large = SampledSteps(steps=1, seconds={"linear": 0.01, "attention": 0.01, "other": 0.02})
+    report = steps(4.0, {"1": 3.0, "64": 1.0}, 0.5)
+    window.take(report.model_copy(update={"sampled_by_m": {"1": small}}))
+    window.take(steps(0, {}, 0.0).model_copy(update={"sampled_by_m": {"64": large}}))
+    told = window.close(at(10), model="m", workers=1).step_time
+    assert told is not None
+    assert told.sampled_steps == 3
+    assert told.shares == pytest.approx(
+        {"linear": 0.75 * 0.75 + 0.25 * 0.25, "rest": 0.75 * 0.25, "other": 0.125, "attention": 0.0625}
+    )
+    assert told.reachable == pytest.approx(1 - 0.75 * 0.25 - 0.125)
+
+
+def test_without_a_profiled_step_nothing_is_said_of_step_time() -> None:
+    window = Window("p", T0)
+    window.take(steps(4.0, {"1": 3.0}, 0.5))
+    assert window.close(at(10), model="m", workers=1).step_time is None

@@ -56,7 +56,7 @@ class OneLayer:
     async def counters(self) -> Counters:
         import json
 
-        return Counters.of(json.loads(self.slots.ops.read_counters(False)))
+        return Counters.of(json.loads(self.slots.ops.read_counters(False)) | {"steps": {}})
 
     async def engage(self, bindings: Any, *, keep_packed: bool = False) -> float:
         try:

@@ -1,5 +1,6 @@
 """What a worker believes and decides, without an engine or a bus."""
 
+import dataclasses
 import datetime as dt
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,13 @@ import pytest
 
 from polymorph.bus.errors import Retryable
 from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Stage
-from polymorph.events.values import KernelBinding, Numerics, Revision
+from polymorph.events.values import KernelBinding, Numerics, Revision, SampledSteps
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.convergence import GenerationFile
 from polymorph.worker.domain.admission import Fence, Refused, admit_kernel
-from polymorph.worker.domain.counters import Counters
+from polymorph.worker.domain.counters import NOTHING, Counters
 from polymorph.worker.domain.request_ids import client_request_id
 from polymorph.worker.domain.rows import exercise_sizes, sample_rows
 from polymorph.worker.domain.steps import Load, StepTally, shares
@@ -201,11 +202,16 @@ def test_steps_fold_into_one_report() -> None:
             worker_id="w",
             at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
             interval_s=1.0,
-            nanoseconds={
-                "gemm": {"1": 10_000_000, "8": 20_000_000},
-                "norm": {"8": 6_000_000},
-                "idle": {"1": 0},
-            },
+            counted=dataclasses.replace(
+                NOTHING,
+                nanoseconds={
+                    "gemm": {"1": 10_000_000, "8": 20_000_000},
+                    "norm": {"8": 6_000_000},
+                    "idle": {"1": 0},
+                },
+                sampled={"1": {"linear": 5_000_000, "rest": 1_000_000}, "8": {"linear": 0}},
+                sampled_steps={"1": 2, "8": 0},
+            ),
             revision="r",
         )
 
@@ -215,6 +221,7 @@ def test_steps_fold_into_one_report() -> None:
     assert [operation.definition for operation in first.operations] == ["gemm", "norm"]
     assert first.operations[0].share == pytest.approx(0.5)
     assert first.operations[0].by_m == pytest.approx({"1": 1 / 6, "8": 1 / 3})
+    assert first.sampled_by_m == {"1": SampledSteps(steps=2, seconds={"linear": 0.005, "rest": 0.001})}
     second = report()
     assert (second.steps, second.tokens, second.step_s_by_m, second.operations) == (0, 0, {}, ())
     assert second.running == 8
@@ -231,7 +238,8 @@ def test_counters_by_artifact_and_operation() -> None:
         tally = {"calls": calls, "ns": calls * 10}
         return {
             "definitions": {"gemm": {"native": tally, "by_m": {"1": tally, "8": tally}}},
-            "artifacts": {"a": {"served": tally, "errors": 1}},
+            "artifacts": {"a": {"served": tally, "by_m": {"8": tally}, "errors": 1}},
+            "steps": {"8": {"sampled_steps": calls, "families": {"linear": calls * 7}}},
         }
 
     since = Counters.of(document(5)).since(Counters.of(document(2)))
@@ -242,6 +250,9 @@ def test_counters_by_artifact_and_operation() -> None:
     assert since.called("norm", 1, 8) == 0
     assert since.served == {"a": 3}
     assert since.errors == {"a": 0}
+    assert since.served_by_m == {"a": {"8": 3}}
+    assert since.sampled == {"8": {"linear": 21}}
+    assert since.sampled_steps == {"8": 3}
 
 
 @pytest.mark.parametrize(

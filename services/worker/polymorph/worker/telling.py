@@ -120,14 +120,14 @@ class Telling:
     async def report(self, bus: Bus, counters: Counters | None) -> None:
         """Tells the steps since the last report; `counters` is None where nothing was computed since."""
         now = self._clock.monotonic()
-        spent = {} if counters is None else counters.since(self._before).nanoseconds
+        counted = NOTHING if counters is None else counters.since(self._before)
         self._before = counters or self._before
         report = self._tally.report(
             pool=self._pool,
             worker_id=self._worker_id,
             at=self._clock.now(),
             interval_s=now - self._reported_at,
-            nanoseconds=spent,
+            counted=counted,
             revision=self._revision(),
         )
         self._reported_at = now

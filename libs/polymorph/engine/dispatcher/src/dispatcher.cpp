@@ -5,6 +5,7 @@
 
 #include "linear.h"
 #include "norm.h"
+#include "profile.h"
 
 namespace polymorph {
 namespace {

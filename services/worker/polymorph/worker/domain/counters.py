@@ -1,7 +1,7 @@
 """Reading the slots' counters: what was spent on each operation, and what each artifact served."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from polymorph.kernels.buckets import lower_bound
@@ -17,6 +17,11 @@ class Counters:
     """Definition -> bucket of M -> calls, by whatever code."""
     served: Mapping[str, int]
     errors: Mapping[str, int]
+    served_by_m: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Artifact -> bucket of M -> calls that it served."""
+    sampled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bucket of M of a step -> family of operators -> time of those in profiled steps."""
+    sampled_steps: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -28,6 +33,9 @@ class Counters:
             calls={name: _tallied(counts, "calls") for name, counts in definitions.items()},
             served={digest: counts["served"]["calls"] for digest, counts in artifacts.items()},
             errors={digest: counts["errors"] for digest, counts in artifacts.items()},
+            served_by_m={digest: _tallied(counts, "calls") for digest, counts in artifacts.items()},
+            sampled={m: regime["families"] for m, regime in document["steps"].items()},
+            sampled_steps={m: regime["sampled_steps"] for m, regime in document["steps"].items()},
         )
 
     def since(self, before: Self) -> Self:
@@ -36,6 +44,9 @@ class Counters:
             calls=_differences(self.calls, before.calls),
             served=_difference(self.served, before.served),
             errors=_difference(self.errors, before.errors),
+            served_by_m=_differences(self.served_by_m, before.served_by_m),
+            sampled=_differences(self.sampled, before.sampled),
+            sampled_steps=_difference(self.sampled_steps, before.sampled_steps),
         )
 
     def called(self, definition: str, min_m: int, max_m: int) -> int:

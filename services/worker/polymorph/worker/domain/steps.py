@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polymorph.events.types import StepsCounted
-from polymorph.events.values import Operation
+from polymorph.events.values import Operation, SampledSteps
 from polymorph.kernels.buckets import bucket
+from polymorph.worker.domain.counters import Counters
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class StepTally:
         worker_id: str,
         at: dt.datetime,
         interval_s: float,
-        nanoseconds: Mapping[str, Mapping[str, int]],
+        counted: Counters,
         revision: str,
     ) -> StepsCounted:
-        """The report; `nanoseconds` are those of each operation by its M in the same interval. Counting starts anew."""
+        """The report; `counted` is what the slots counted in the same interval. Counting starts anew."""
         report = StepsCounted(
             pool=pool,
             worker_id=worker_id,
@@ -61,12 +62,25 @@ class StepTally:
             waiting=self.load.waiting,
             kv_used=self.load.kv_used,
             step_s_by_m=dict(self.by_m),
-            operations=shares(nanoseconds, self.step_s),
+            operations=shares(counted.nanoseconds, self.step_s),
             revision=revision,
+            sampled_by_m=sampled(counted),
         )
         self.steps, self.step_s, self.tokens, self.output_tokens = 0, 0.0, 0, 0
         self.by_m.clear()
         return report
+
+
+def sampled(counted: Counters) -> dict[str, SampledSteps]:
+    """What the profiled steps among those counted tell, by their number of tokens."""
+    return {
+        m: SampledSteps(
+            steps=steps,
+            seconds={family: ns / 1e9 for family, ns in counted.sampled.get(m, {}).items() if ns > 0},
+        )
+        for m, steps in counted.sampled_steps.items()
+        if steps > 0
+    }
 
 
 def shares(nanoseconds: Mapping[str, Mapping[str, int]], step_s: float) -> tuple[Operation, ...]:
