@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast lint types format models asyncapi lock bench-gateway bench-kernels clean
+.PHONY: help setup demo up down status doctor test test-fast lint types format models asyncapi lock bench-gateway bench-kernels bench-operations clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-gateway: setup ## What the gateway adds to a request
 
 bench-kernels: setup ## Linear kernels against the engine's own
 	@$(BIN)/python benchmarks/kernels_linear.py
+
+bench-operations: setup ## Every slot's native code against kernels of ours (ARGS="--op NAME")
+	@$(BIN)/python -m benchmarks.operations $(ARGS)
 
 clean: ## Remove caches and the data of embedded mode (not .venv)
 	@rm -rf .polymorph .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
+from polymorph.kernels.catalogue.norms import norm_solutions
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Definition, Solution
 
 Writer = Callable[[Definition, Isa], tuple[Solution, ...]]
 
-WRITERS: dict[str, Writer] = {}
+WRITERS: dict[str, Writer] = {
+    "rmsnorm": norm_solutions,
+    "fused_add_rmsnorm": norm_solutions,
+}
 """By `op_type` of the definition; a writer gives the variants that suit the constant axes and the ISA, best guess first."""
 
 

@@ -5,16 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polymorph.compiler.domain.agents.choices import as_text, changes, from_text
-from polymorph.compiler.domain.agents.linear import GIVEN, VECTORS
-from polymorph.compiler.domain.agents.sources import render
+from polymorph.compiler.domain.agents.linear import VECTORS
+from polymorph.kernels.catalogue.norms import ONE_THREAD, norm_source
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Definition, SourceFile
-
-ONE_THREAD = 1 << 30
-_TITLES = {
-    False: "y = x / sqrt(mean(x^2) + eps) * weight, computed in float32; y may be x.",
-    True: "h = x + residual; y = h / sqrt(mean(h^2) + eps) * weight, in float32; y may be x, and h residual.",
-}
 
 
 @dataclass(frozen=True)
@@ -87,13 +81,11 @@ class NormVocabulary:
         return pattern if pattern.grain in self._choices["grain"] else None
 
     def sources(self, pattern: NormPattern) -> tuple[SourceFile, ...]:
-        given, code = GIVEN[self._dtype]
-        values = {
-            **pattern.params(),
-            "title": _TITLES[self._fused],
-            "h": self._definition.axes["H"].value,
-            "fused": str(self._fused).lower(),
-            "given": given,
-            "dtype": code,
-        }
-        return (render("norm.cpp", "kernel.cpp", values),)
+        source = norm_source(
+            self._definition,
+            lanes=pattern.lanes,
+            chains=pattern.chains,
+            keep=pattern.keep,
+            grain=pattern.grain,
+        )
+        return (source,)

@@ -1,0 +1,81 @@
+"""Kernels of rms_norm and fused_add_rms_norm: what the sums are kept in, how far loops are unrolled, from where threads pay."""
+
+from dataclasses import asdict, dataclass
+
+from polymorph.kernels.catalogue.template import ELEMENT, rendered
+from polymorph.kernels.isa import LANES, Isa
+from polymorph.kernels.schema import BuildSpec, Definition, Solution, SolutionExtension, SourceFile
+
+ONE_THREAD = 1 << 30
+_TITLES = {
+    False: "y = x / sqrt(mean(x^2) + eps) * weight, computed in float32; y may be x.",
+    True: "h = x + residual; y = h / sqrt(mean(h^2) + eps) * weight, in float32; y may be x, and h residual.",
+}
+
+
+def norm_source(definition: Definition, *, lanes: int, chains: int, keep: bool, grain: int) -> SourceFile:
+    """One kernel. `keep`: rows stay widened in scratch between the two passes; `grain`: rows of a thread at least."""
+    element, code = ELEMENT[definition.inputs["x"].dtype]
+    fused = "residual" in definition.inputs
+    values = {
+        "lanes": lanes,
+        "chains": chains,
+        "keep": str(keep).lower(),
+        "grain": grain,
+        "title": _TITLES[fused],
+        "h": definition.axes["H"].value,
+        "fused": str(fused).lower(),
+        "given": element,
+        "dtype": code,
+    }
+    return rendered("norm.cpp", values)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    chains: int
+    keep: bool
+    grain: int
+
+    def label(self, isa: Isa) -> str:
+        threads = "one-thread" if self.grain == ONE_THREAD else f"grain{self.grain}"
+        return f"{isa.name.lower()}-{'kept' if self.keep else 'reread'}-x{self.chains}-{threads}"
+
+
+_VARIANTS = (
+    _Variant(chains=4, keep=False, grain=16),
+    _Variant(chains=2, keep=False, grain=ONE_THREAD),
+    _Variant(chains=2, keep=True, grain=4),
+    _Variant(chains=4, keep=True, grain=32),
+    _Variant(chains=1, keep=False, grain=8),
+    _Variant(chains=1, keep=True, grain=ONE_THREAD),
+    _Variant(chains=2, keep=True, grain=16),
+)
+
+
+def norm_solutions(definition: Definition, isa: Isa) -> tuple[Solution, ...]:
+    """Best guess first."""
+    tier = min(isa, Isa.AVX512) if isa is not Isa.NEON else isa
+    rounded = "residual" in definition.inputs and definition.inputs["x"].dtype != "float32"
+    # A rounded sum cannot be read again: it has to be kept.
+    variants = [each for each in _VARIANTS if each.keep or not rounded]
+    return tuple(_solution(definition, tier, variant) for variant in variants)
+
+
+def _solution(definition: Definition, isa: Isa, variant: _Variant) -> Solution:
+    source = norm_source(
+        definition, lanes=LANES[isa], chains=variant.chains, keep=variant.keep, grain=variant.grain
+    )
+    return Solution(
+        name=f"{definition.name}-{variant.label(isa)}",
+        definition=definition.name,
+        author="polymorph",
+        spec=BuildSpec(target_hardware=(isa.name,)),
+        sources=(source,),
+        x_polymorph=SolutionExtension(
+            proposer="catalogue",
+            pattern="vector-norm",
+            params={name: str(value).lower() for name, value in asdict(variant).items()},
+            isa=isa.name,
+        ),
+    )
