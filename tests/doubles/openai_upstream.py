@@ -84,6 +84,8 @@ class OpenAIUpstream:
         self.healthy = True
         self.frozen = False
         self.resets_left = 0
+        self.heads_only_left = 0
+        self.restarting: asyncio.Event | None = None
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -141,6 +143,8 @@ class OpenAIUpstream:
             await reader.gone.wait()
             return False
         if target == "/health":
+            if self.restarting is not None:
+                return await self._sent_back(writer)
             return await self._plain(writer, 200 if self.healthy else 503, b"", "text/plain")
         if target == "/v1/models":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
@@ -162,15 +166,15 @@ class OpenAIUpstream:
         return answer.result()
 
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        script = seen.headers.get("x-double", "")
-        if self.resets_left:
-            self.resets_left -= 1
-            script = "reset"
+        script = self._script(seen)
+        if self.restarting is not None and script != "sent-back":
+            await self.restarting.wait()
         document = json.loads(seen.body)
         match script:
-            case "reset":
-                writer.transport.abort()
-                return False
+            case "sent-back":
+                return await self._sent_back(writer)
+            case "reset" | "head-only":
+                return await self._left(writer, head=script == "head-only")
             case "prefill":
                 await asyncio.Event().wait()
             case "400" | "500":
@@ -186,16 +190,44 @@ class OpenAIUpstream:
                 return False
             case _:
                 pass
-        if document.get("stream"):
-            return await self._stream(script, writer)
-        answer = CHAT if "chat" in seen.target else COMPLETION
-        return await self._plain(writer, 200, json.dumps(answer).encode())
+        whole = json.dumps(CHAT if "chat" in seen.target else COMPLETION).encode()
+        streams = document.get("stream")
+        return await (self._stream(script, writer) if streams else self._plain(writer, 200, whole))
+
+    def _script(self, seen: Seen) -> str:
+        if self.restarting is not None and seen.headers.get("x-polymorph-retry") == "elsewhere":
+            return "sent-back"
+        if self.resets_left:
+            self.resets_left -= 1
+            return "reset"
+        if self.heads_only_left:
+            self.heads_only_left -= 1
+            return "head-only"
+        return seen.headers.get("x-double", "")
+
+    async def _left(self, writer: asyncio.StreamWriter, *, head: bool) -> bool:
+        if head:
+            fields = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+            writer.write(b"HTTP/1.1 200 OK\r\n" + fields + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        writer.transport.abort()
+        return False
+
+    async def _sent_back(self, writer: asyncio.StreamWriter) -> bool:
+        body = b'{"error":{"message":"the engine is being restarted"}}'
+        return await self._plain(writer, 503, body, extra="X-Polymorph-Retry: elsewhere\r\n")
 
     async def _plain(
-        self, writer: asyncio.StreamWriter, status: int, body: bytes, kind: str = "application/json"
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        body: bytes,
+        kind: str = "application/json",
+        extra: str = "",
     ) -> bool:
         head = (
-            f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nX-Engine: {self.name}\r\n"
+            f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nX-Engine: {self.name}\r\n{extra}"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)

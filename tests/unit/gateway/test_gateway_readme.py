@@ -10,7 +10,8 @@ from polymorph.gateway.adapters import metrics
 from polymorph.gateway.adapters.routes import add_routes
 from polymorph.gateway.adapters.watching import Watching
 from polymorph.gateway.domain.fleet import Fleet
-from polymorph.gateway.handlers import Forward, Outcome
+from polymorph.gateway.handlers import Forward
+from polymorph.gateway.journey import Outcome
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 

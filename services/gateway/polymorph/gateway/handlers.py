@@ -3,16 +3,14 @@
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass, field
-from typing import Literal
 
 from polymorph.config.clock import Clock
 from polymorph.events.requests import PlaceRequest
 from polymorph.events.subjects import pool_id
 from polymorph.events.types import RequestFinished, RequestStarted
 from polymorph.gateway.adapters import metrics
-from polymorph.gateway.adapters.connection import BrokenOff, ConnectFailed, Connection, Head, ResetEarly
-from polymorph.gateway.adapters.forwarding import is_event_stream, request_head, response_headers
+from polymorph.gateway.adapters.connection import ConnectFailed, Connection, Head, ResetEarly, SentBack
+from polymorph.gateway.adapters.forwarding import request_head, sends_elsewhere
 from polymorph.gateway.adapters.inbound import (
     ClientGone,
     Departure,
@@ -29,40 +27,13 @@ from polymorph.gateway.adapters.telegraph import Telegraph
 from polymorph.gateway.adapters.upstream import Origin, Upstreams, origin
 from polymorph.gateway.domain.fleet import Fleet
 from polymorph.gateway.domain.placing import Choice, check_model, choose, nobody
-from polymorph.gateway.domain.refusal import Refusal, cut_off
+from polymorph.gateway.domain.refusal import Refusal
 from polymorph.gateway.domain.request_id import request_id as valid_id
 from polymorph.gateway.domain.scan import Scan, scan
+from polymorph.gateway.journey import NO_POOL, TOLD, Journey
+from polymorph.gateway.relaying import Relay
 
 _log = logging.getLogger(__name__)
-_NO_POOL = "none"
-Told = Literal["ok", "error", "disconnect", "truncated"]
-Outcome = Told | Literal["refused", "client_error"]
-_TOLD: dict[Outcome, Told] = {
-    "ok": "ok",
-    "client_error": "ok",
-    "refused": "error",
-    "error": "error",
-    "disconnect": "disconnect",
-    "truncated": "truncated",
-}
-"""The words of the telemetry for ours: it asks whether the fleet did its part, /metrics also who was at fault."""
-
-
-@dataclass(slots=True)
-class Journey:
-    """What is known of one request so far."""
-
-    scope: Scope
-    send: Send
-    request_id: str
-    placement_id: str
-    began: float
-    pool: str = _NO_POOL
-    worker_id: str | None = None
-    status: int = 0
-    outcome: Outcome = "error"
-    first_byte_s: float | None = None
-    tried: list[str] = field(default_factory=list)
 
 
 class Forward:
@@ -88,6 +59,7 @@ class Forward:
         self._clock = clock
         self._max_body_bytes = max_body_bytes
         self._attempts = attempts
+        self._relay = Relay(registry, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         offered = header(scope["headers"], b"x-request-id")
@@ -124,19 +96,53 @@ class Forward:
             departure.over()
 
     async def _try_workers(self, journey: Journey, scanned: Scan, body: bytes, departure: Departure) -> None:
-        """Sends the request until a worker begins to answer; nothing is sent again after that."""
+        """Sends the request until a worker gives a byte of an answer; nothing is sent again after that.
+
+        Where all that are left restart their engines, the request waits in one of them.
+        """
+        holder: Choice | None = None
         while len(journey.tried) < self._attempts:
-            choice = await self._place(journey, scanned)
             try:
-                await self._exchange(journey, choice, body, departure)
-            except (ConnectFailed, ResetEarly, ValueError) as error:
-                _log.warning("request %s: worker %s: %s", journey.request_id, choice.worker_id, error)
-                metrics.RETRIES.inc()
-                journey.tried.append(choice.worker_id)
-                self._registry.doubt(choice.worker_id)
-            else:
+                choice = await self._place(journey, scanned)
+            except Refusal:
+                if holder is None:
+                    raise
+                break
+            outcome = await self._try(
+                journey, choice, body, departure, others=self._others(journey, choice, scanned)
+            )
+            if outcome is None:
                 return
+            holder = choice if isinstance(outcome, SentBack) else holder
+        if holder is not None and await self._hold(journey, scanned, holder, body, departure):
+            return
         raise nobody(scanned.model, journey.tried)
+
+    async def _try(
+        self, journey: Journey, choice: Choice, body: bytes, departure: Departure, *, others: bool
+    ) -> Exception | None:
+        """None where the worker answered; else why not."""
+        try:
+            await self._exchange(journey, choice, body, departure, others=others)
+        except (ConnectFailed, ResetEarly, SentBack, ValueError) as error:
+            _log.warning("request %s: worker %s: %s", journey.request_id, choice.worker_id, error)
+            metrics.RETRIES.inc()
+            journey.tried.append(choice.worker_id)
+            self._registry.doubt(choice.worker_id)
+            return error
+        return None
+
+    def _others(self, journey: Journey, choice: Choice, scanned: Scan) -> bool:
+        """Whether the request could be tried once more, by somebody else."""
+        tried = [*journey.tried, choice.worker_id]
+        return len(tried) < self._attempts and bool(self._fleet.live(scanned.model, exclude=tried))
+
+    async def _hold(
+        self, journey: Journey, scanned: Scan, holder: Choice, body: bytes, departure: Departure
+    ) -> bool:
+        metrics.HELD.inc()
+        self._chosen(journey, scanned, holder)
+        return await self._try(journey, holder, body, departure, others=False) is None
 
     async def _place(self, journey: Journey, scanned: Scan) -> Choice:
         asked = self._clock.monotonic()
@@ -146,6 +152,10 @@ class Forward:
         choice = choose(self._fleet, scanned, journey.placement_id, journey.tried, answer)
         metrics.PLACEMENT_S.observe(self._clock.monotonic() - asked)
         metrics.PLACED.labels(choice.by).inc()
+        self._chosen(journey, scanned, choice)
+        return choice
+
+    def _chosen(self, journey: Journey, scanned: Scan, choice: Choice) -> None:
         journey.worker_id = choice.worker_id
         self._telegraph.tell(
             RequestStarted(
@@ -158,13 +168,16 @@ class Forward:
                 placement_id=journey.placement_id,
             )
         )
-        return choice
 
-    async def _exchange(self, journey: Journey, choice: Choice, body: bytes, departure: Departure) -> None:
+    async def _exchange(
+        self, journey: Journey, choice: Choice, body: bytes, departure: Departure, *, others: bool
+    ) -> None:
         where = origin(choice.url)
-        request = request_head(journey.scope, where, journey.request_id, len(body))
+        request = request_head(journey.scope, where, journey.request_id, len(body), others=others)
         connection, head = await self._answered(where, request, body)
         try:
+            if others and sends_elsewhere(head):
+                raise SentBack("it restarts its engine")
             await self._relay(journey, connection, head, departure)
         finally:
             self._upstreams.give_back(where, connection)
@@ -185,49 +198,13 @@ class Forward:
                 raise
             connection = await self._upstreams.connect(where)
 
-    async def _relay(
-        self, journey: Journey, connection: Connection, head: Head, departure: Departure
-    ) -> None:
-        journey.status = head.status
-        journey.first_byte_s = self._clock.monotonic() - journey.began
-        headers = response_headers(head, journey.request_id)
-        await journey.send({"type": "http.response.start", "status": head.status, "headers": headers})
-        whole_event = True
-        try:
-            while (chunk := await connection.chunk()) is not None:
-                if connection.done:
-                    await self._end(journey, head, departure, chunk)
-                    return
-                await journey.send({"type": "http.response.body", "body": chunk, "more_body": True})
-                whole_event = chunk.endswith((b"\n\n", b"\r\n\r\n"))
-        except BrokenOff as error:
-            await self._cut_off(journey, head, error, whole_event=whole_event)
-            return
-        await self._end(journey, head, departure, b"")
-
-    async def _end(self, journey: Journey, head: Head, departure: Departure, last: bytes) -> None:
-        departure.over()
-        journey.outcome = _outcome(head.status)
-        await journey.send({"type": "http.response.body", "body": last})
-
-    async def _cut_off(self, journey: Journey, head: Head, error: BrokenOff, *, whole_event: bool) -> None:
-        """The stream cannot end well, so it must not look as if: an error event where it can be told, no clean end."""
-        _log.error("request %s: cut off by worker %s: %s", journey.request_id, journey.worker_id, error)
-        journey.outcome = "truncated"
-        self._registry.doubt(journey.worker_id or "")
-        if is_event_stream(head):
-            event = cut_off("The worker went away in the middle of the answer.").body()
-            begin = b"" if whole_event else b"\n\n"
-            message = begin + b"data: " + event + b"\n\n"
-            await journey.send({"type": "http.response.body", "body": message, "more_body": True})
-
     def _finish(self, journey: Journey) -> None:
         total_s = self._clock.monotonic() - journey.began
         metrics.REQUESTS.labels(journey.pool, str(journey.status), journey.outcome).inc()
         metrics.TOTAL_S.observe(total_s)
         if journey.first_byte_s is not None:
             metrics.FIRST_BYTE_S.observe(journey.first_byte_s)
-        if journey.pool == _NO_POOL:
+        if journey.pool == NO_POOL:
             return  # refused before it was known whose request it is: no pool's traffic
         self._telegraph.tell(
             RequestFinished(
@@ -235,20 +212,13 @@ class Forward:
                 request_id=journey.request_id,
                 worker_id=journey.worker_id,
                 status=journey.status,
-                outcome=_TOLD[journey.outcome],
+                outcome=TOLD[journey.outcome],
                 first_byte_s=journey.first_byte_s,
                 total_s=total_s,
                 at=self._clock.now(),
                 placement_id=journey.placement_id,
             )
         )
-
-
-def _outcome(status: int) -> Outcome:
-    """How an answer of a worker counts that came whole."""
-    if status < 400:
-        return "ok"
-    return "client_error" if status < 500 else "error"
 
 
 def _place_request(journey: Journey, scanned: Scan) -> PlaceRequest:

@@ -26,6 +26,10 @@ class ResetEarly(UpstreamError):
     """The connection ended before the answer began."""
 
 
+class SentBack(UpstreamError):
+    """The worker lives, has no engine at this moment, and would rather have another take the request."""
+
+
 class BrokenOff(UpstreamError):
     """The connection ended in the middle of the answer."""
 

@@ -21,14 +21,18 @@ PLACED = Counter(
 )
 RETRIES = Counter(
     "polymorph_gateway_retries_total",
-    "Tries that failed before the first byte of an answer, whatever came next",
+    "Tries that ended before the first byte of an answer's body: the worker failed, or had no engine",
+)
+HELD = Counter(
+    "polymorph_gateway_held_total",
+    "Requests sent to a worker that restarts its engine, to wait there, since no other could take them",
 )
 PLACEMENT_S = Histogram(
     "polymorph_gateway_placement_seconds", "Seconds from asking for a worker to its choice", buckets=_SMALL
 )
 FIRST_BYTE_S = Histogram(
     "polymorph_gateway_first_byte_seconds",
-    "Seconds from a request's arrival to the head of a worker's answer",
+    "Seconds from a request's arrival to the first byte of the body of a worker's answer",
     buckets=_SECONDS,
 )
 TOTAL_S = Histogram(

@@ -13,6 +13,7 @@ from polymorph.bus.port import KeyValue
 from polymorph.config.clock import Clock
 from polymorph.events.state import WorkerRecord
 from polymorph.gateway.adapters.connection import ConnectFailed, UpstreamError
+from polymorph.gateway.adapters.forwarding import sends_elsewhere
 from polymorph.gateway.adapters.link import Link
 from polymorph.gateway.adapters.static import StaticWorkers
 from polymorph.gateway.adapters.upstream import Upstreams, origin
@@ -115,14 +116,16 @@ class Registry:
 
     async def _probe_one(self, worker: WorkerRecord) -> None:
         try:
-            status, _ = await self._upstreams.get(worker.url, "/health", self._probe_timeout_s)
+            head, _ = await self._upstreams.get(worker.url, "/health", self._probe_timeout_s)
         except (UpstreamError, ValueError) as error:
             refused = isinstance(error, ConnectFailed) and error.refused
             _log.info("worker %s failed its probe: %s", worker.worker_id, error)
             self._refute(worker, refused=refused)
             return
-        if status == 200:
+        if head.status == 200:
             self._fleet.confirm(worker.worker_id, self._clock.monotonic())
+        elif sends_elsewhere(head):
+            _log.info("worker %s lives and is without an engine", worker.worker_id)  # suspect, and not dead
         else:
             self._refute(worker, refused=False)
 

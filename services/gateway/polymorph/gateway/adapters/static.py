@@ -30,8 +30,8 @@ class StaticWorkers:
 
     async def _ask(self, url: str, fleet: Fleet, upstreams: Upstreams, timeout_s: float) -> None:
         try:
-            status, body = await upstreams.get(url, "/v1/models", timeout_s)
-            entries = json.loads(body)["data"] if status == 200 else []
+            head, body = await upstreams.get(url, "/v1/models", timeout_s)
+            entries = json.loads(body)["data"] if head.status == 200 else []
             records = [_record(url, entry["id"]) for entry in entries]
         except (UpstreamError, ValueError, KeyError, TypeError, RecursionError) as error:
             _log.info("worker %s tells no models yet: %s", url, error)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
-from polymorph.gateway.adapters.connection import ConnectFailed, Connection, UpstreamError
+from polymorph.gateway.adapters.connection import ConnectFailed, Connection, Head, UpstreamError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Upstreams:
             if connection.silent_for(silent_s):
                 connection.abort("the worker is dead: it answers neither its probes nor this request")
 
-    async def get(self, url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """A small GET, for probes: status and body.
+    async def get(self, url: str, path: str, timeout_s: float) -> tuple[Head, bytes]:
+        """A small GET, for probes: head and body.
 
         Raises:
             UpstreamError: no answer within `timeout_s`.
@@ -114,7 +114,7 @@ class Upstreams:
         finally:
             if connection is not None:
                 connection.abort()
-        return head.status, body
+        return head, body
 
     def close(self) -> None:
         for idle in self._idle.values():
