@@ -172,13 +172,17 @@ class Trace(Document):
 
 
 class Manifest(Document):
-    """What the evaluator signs about one shared library. Its digest names it in a KernelBinding."""
+    """What the evaluator signs about one artifact. Its digest names it in a KernelBinding.
 
-    artifact: Annotated[str, Field(description="sha256 of the shared library")]
+    The ABI tells what the artifact is: a shared library (`polymorph-c-abi-1`), or the source of a Triton kernel
+    (`triton-1`, `polymorph.engine.gpu.source`).
+    """
+
+    artifact: Annotated[str, Field(description="sha256 of the shared library, or of the source")]
     definition: str
     definition_digest: str
     solution: str
-    abi: Literal["polymorph-c-abi-1"] = "polymorph-c-abi-1"
+    abi: Literal["polymorph-c-abi-1", "triton-1"] = "polymorph-c-abi-1"
     hardware: Annotated[str, Field(description="hardware fingerprint it was measured on")]
     isa: str
     toolchain: str

@@ -135,6 +135,7 @@ def _manifest(**changes: Any) -> Manifest:
         ({"definition": "gemm_n8_k8_f32"}, "definition"),
         ({"numerics": Numerics.BITWISE}, "numerics"),
         ({"max_m": 4}, "approved from 1 to 4"),
+        ({"abi": "triton-1"}, "of ABI triton-1"),
         ({"hardware": "there"}, "measured on there"),
         ({"isa": "AVX512"}, "needs AVX512"),
         ({"isa": "MMX"}, "needs MMX"),

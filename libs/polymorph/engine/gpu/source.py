@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from polymorph.engine.gpu.syntax import BUILTINS, Body, SourceRefused, is_text, literal, refusal
 
-__all__ = ["ABI", "LAUNCH", "SourceRefused", "check", "operation_of"]
+__all__ = ["ABI", "LAUNCH", "SourceRefused", "check", "operation_of", "sizes_of"]
 
 ABI = "triton-1"
 MAX_BYTES = 1 << 16
@@ -27,11 +27,12 @@ SCRATCH = ("m", "n", "k")
 """Parameters of `scratch_floats`, which a linear kernel may define: how many float32 of scratch a call needs."""
 
 _DEFINITIONS = {
-    "linear": re.compile(r"gemm_n\d+_k\d+_\w+"),
-    "rms_norm": re.compile(r"rms_norm_h\d+_\w+"),
-    "fused_add_rms_norm": re.compile(r"fused_add_rms_norm_h\d+_\w+"),
-    "silu_and_mul": re.compile(r"silu_and_mul_d\d+_\w+"),
+    "linear": re.compile(r"gemm_n(\d+)_k(\d+)_(f32|bf16|f16)"),
+    "rms_norm": re.compile(r"rms_norm_h(\d+)_(f32|bf16|f16)"),
+    "fused_add_rms_norm": re.compile(r"fused_add_rms_norm_h(\d+)_(f32|bf16|f16)"),
+    "silu_and_mul": re.compile(r"silu_and_mul_d(\d+)_(f32|bf16|f16)"),
 }
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _IMPORTS = {("triton", None), ("triton.language", "tl")}
 
 
@@ -41,9 +42,24 @@ def operation_of(definition: str) -> str:
     Raises:
         SourceRefused: no slot on a GPU serves it.
     """
+    return _matched(definition)[0]
+
+
+def sizes_of(definition: str) -> tuple[tuple[int, ...], str]:
+    """The constant axes that a definition's name tells, and its dtype as torch names it.
+
+    Raises:
+        SourceRefused: no slot on a GPU serves it.
+    """
+    *sizes, short = _matched(definition)[1]
+    return tuple(map(int, sizes)), _DTYPES[short]
+
+
+def _matched(definition: str) -> tuple[str, tuple[str, ...]]:
     for operation, pattern in _DEFINITIONS.items():
-        if pattern.fullmatch(definition):
-            return operation
+        found = pattern.fullmatch(definition)
+        if found:
+            return operation, found.groups()
     raise SourceRefused(f"no slot on a GPU serves {definition}: {', '.join(_DEFINITIONS)} have one")
 
 

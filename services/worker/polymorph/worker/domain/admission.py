@@ -8,6 +8,8 @@ from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest, SignedManifest
 from polymorph.kernels.signing import Role, SignatureRefused, Trust, verify_manifest
 
+_ABI = "polymorph-c-abi-1"
+
 
 class Refused(ValueError):
     """This worker does not run that, and goes on with what it has."""
@@ -77,6 +79,8 @@ def admit_kernel(
     _check_identity(binding, manifest)
     if binding.artifact in quarantined:
         raise Refused(f"artifact {binding.artifact[:12]} of {binding.definition} is in quarantine")
+    if manifest.abi != _ABI:
+        raise Refused(f"{binding.definition} is of ABI {manifest.abi}: this engine's slots take {_ABI}")
     if manifest.hardware != hardware:
         raise Refused(f"{binding.definition} was measured on {manifest.hardware}, this is {hardware}")
     if manifest.isa not in Isa.__members__ or not isa.runs(Isa[manifest.isa]):
