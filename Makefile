@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast lint types format models asyncapi lock bench-gateway bench-kernels bench-operations clean
+.PHONY: help setup demo up down status doctor test test-fast test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ test: setup ## All tests that run without containers, the real servers and the r
 
 test-fast: setup ## Only the quick ones: no server, no engine
 	@$(BIN)/python -m pytest -m "not slow and not real and not engine" --timeout 120 -n $(WORKERS) $(ARGS)
+
+test-gpu-kernels: setup ## Triton kernels without a GPU: interpreted, and compiled (makes .venv-triton)
+	@$(BIN)/python setup/triton_environment.py
+	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/unit/gpu --timeout 300 -n $(WORKERS) $(ARGS)
+	@.venv-triton/bin/python -m pytest tests/unit/gpu/test_gpu_kernels.py --timeout 300 -n $(WORKERS) $(ARGS)
 
 lint: setup ## ruff, import-linter
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports

@@ -74,7 +74,7 @@ def test_the_import_contracts_hold() -> None:
 
 
 def test_locks_pin_by_name_version_and_hash_and_name_no_host() -> None:
-    for lock in ("cpu.lock", "torch-cpu.lock"):
+    for lock in ("cpu.lock", "torch-cpu.lock", "triton.lock"):
         text = (ROOT / "requirements" / lock).read_text()
         assert "://" not in text
         pins = re.findall(r"^([a-zA-Z0-9._-]+)==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)

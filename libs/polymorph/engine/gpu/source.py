@@ -14,7 +14,7 @@ from polymorph.engine.gpu.syntax import BUILTINS, Body, SourceRefused, is_text, 
 __all__ = ["ABI", "LAUNCH", "SourceRefused", "check", "operation_of", "sizes_of"]
 
 ABI = "triton-1"
-MAX_BYTES = 1 << 16
+MAX_CHARACTERS = 1 << 16
 
 LAUNCH: dict[str, tuple[str, ...]] = {
     "rms_norm": ("y", "x", "weight", "eps"),
@@ -71,9 +71,8 @@ def check(source: str, operation: str) -> None:
     """
     if operation not in LAUNCH:
         raise SourceRefused(f"operation {operation!r} has no slot on a GPU: one of {', '.join(LAUNCH)}")
-    size = len(source.encode(errors="replace"))
-    if size > MAX_BYTES:
-        raise SourceRefused(f"{size} bytes of source: at most {MAX_BYTES}")
+    if len(source) > MAX_CHARACTERS:
+        raise SourceRefused(f"{len(source)} characters of source: at most {MAX_CHARACTERS}")
     try:
         module = _Module(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
