@@ -23,16 +23,17 @@ from polymorph.engine.gpu.source import LAUNCH
 KERNELS = sorted((Path(gpu.__file__).parent / "kernels").glob("*.py"))
 SIZES = {"rms_norm": (96,), "fused_add_rms_norm": (1100,), "silu_and_mul": (96,), "linear": (40, 200)}
 REAL = {"rms_norm": (4096,), "fused_add_rms_norm": (4096,), "silu_and_mul": (14336,), "linear": (4096, 4096)}
+MISSING = importlib.util.find_spec("triton") is None
+WITHOUT = "triton is not installed" if MISSING else ""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
     # The interpreter computes with numpy, which tells of each exponential that overflows.
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
-compiled = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+interpreted = pytest.mark.skipif(MISSING or not INTERPRETED, reason=WITHOUT or "needs TRITON_INTERPRET=1")
+compiled = pytest.mark.skipif(MISSING or INTERPRETED, reason=WITHOUT or "the interpreter compiles nothing")
 each_kernel = pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
 
 Load = Callable[[Path], TritonKernel]

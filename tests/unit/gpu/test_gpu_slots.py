@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,8 @@ def test_a_table_holds_what_fits(
         assert Table.of([binding], {kernel.artifact: kernel}, slots.counters).bindings == (binding,)
         with pytest.raises(BindingRefused, match="was not loaded"):
             Table.of([binding], {}, slots.counters)
+        with pytest.raises(BindingRefused, match="by M alone"):
+            Table.of([replace(binding, most=4)], {kernel.artifact: kernel}, slots.counters)
         return
     with pytest.raises(BindingRefused, match=reason):
         Table.of([binding], {kernel.artifact: kernel}, slots.counters)

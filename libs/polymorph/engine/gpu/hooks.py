@@ -12,14 +12,11 @@ import torch
 
 from polymorph.engine.gpu import ops
 from polymorph.engine.gpu.slots import SHORT, SlotTable
+from polymorph.engine.hooks.hook import HookMissing, expect
 
 _log = logging.getLogger(__name__)
 
 PROVIDER = "polymorph_gpu"
-
-
-class HookMissing(RuntimeError):
-    """This vLLM has not what a hook was written for."""
 
 
 def install(wanted: Iterable[str], slots: SlotTable) -> list[str]:
@@ -82,7 +79,7 @@ def _silu_and_mul(namespace: Any) -> None:
     """The layer asks for its CUDA code where custom operators are on, else for plain torch, which Inductor would fuse:
     both become the slot. Where it is empty, vLLM's CUDA operator serves.
     """
-    layer = expect(_module("vllm.model_executor.layers.activation"), "SiluAndMul")
+    layer = expect(vllm_module("vllm.model_executor.layers.activation"), "SiluAndMul")
     for method in ("forward_cuda", "forward_native"):
         expect(layer, method)
     operator = expect(torch.ops._C, "silu_and_mul")  # noqa: SLF001 - vLLM's library
@@ -105,8 +102,8 @@ HOOKS: dict[str, Callable[[Any], None]] = {
 
 def _provide(name: str, function: Any, supports: Any) -> None:
     """Registers a provider of vLLM IR, first in priority in this process; the next one is what an empty slot runs."""
-    op = expect(expect(_module("vllm.ir"), "ops"), name)
-    configuration = expect(_module("vllm.config.kernel"), "IrOpPriorityConfig")
+    op = expect(expect(vllm_module("vllm.ir"), "ops"), name)
+    configuration = expect(vllm_module("vllm.config.kernel"), "IrOpPriorityConfig")
     for attribute in ("register_impl", "set_default", "get_priority", "impls"):
         expect(op, attribute)
     set_stock = expect(configuration, "set_default")
@@ -135,20 +132,12 @@ def _plain(x: Any, weight: Any, variance_size: int | None) -> bool:
     return weight is not None and variance_size is None and x.dtype in SHORT and weight.dtype == x.dtype
 
 
-def expect(owner: Any, attribute: str) -> Any:
-    """The attribute of a module, class or namespace of vLLM.
+def vllm_module(name: str) -> Any:
+    """A module of vLLM.
 
     Raises:
         HookMissing: it is not there.
     """
-    try:
-        return getattr(owner, attribute)
-    except AttributeError as error:
-        name = getattr(owner, "__name__", type(owner).__name__)
-        raise HookMissing(f"{name} has no {attribute}") from error
-
-
-def _module(name: str) -> Any:
     import importlib  # noqa: PLC0415 - only an engine process has vLLM
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polymorph.engine.bindings import BindingRefused, SlotBinding, checked
+from polymorph.engine.bindings import ANY, BindingRefused, SlotBinding, checked
 from polymorph.engine.gpu.artifact import TritonKernel
 from polymorph.engine.gpu.counters import Cell, Counters
 from polymorph.engine.gpu.source import SourceRefused, operation_of
@@ -98,6 +98,10 @@ class SlotTable:
 
 
 def _fitting(binding: SlotBinding, kernels: Mapping[str, TritonKernel]) -> TritonKernel:
+    if (binding.least, binding.most) != (0, ANY):
+        raise BindingRefused(
+            f"{binding.definition}: slots on a GPU choose by M alone, not from {binding.least} to {binding.most}"
+        )
     kernel = kernels.get(binding.artifact)
     if kernel is None:
         raise BindingRefused(f"{binding.definition}: artifact {binding.artifact[:12]} was not loaded")

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from polymorph.engine.gpu.hooks import vllm_module
+from polymorph.engine.hooks.hook import HookMissing, expect
+
 _MIB = 1 << 20
 _REFUSED: dict[str, str] = {
     "encoder_cudagraph_manager": "graphs of a multimodal encoder",
@@ -20,10 +23,6 @@ _REFUSED: dict[str, str] = {
     "lora_config": "LoRA, whose graphs are captured with adapters of its own",
     "pcp_manager": "prefill context parallelism",
 }
-
-
-class VllmChanged(RuntimeError):
-    """This vLLM keeps its graphs elsewhere than the one that this was written for."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class VllmGraphs:
         try:
             list(places(self._runner, lambda: None))
             self._capture_state()
-        except VllmChanged as error:
+        except HookMissing as error:
             return str(error)
         for attribute, what in _REFUSED.items():
             if getattr(self._runner, attribute, None):
@@ -85,7 +84,7 @@ class VllmGraphs:
         self._set_bytes = max(taken, 0) or self._set_bytes
 
     def abort(self) -> None:
-        allowed = _module("vllm.compilation.monitor")
+        allowed = vllm_module("vllm.compilation.monitor")
         allowed.set_cudagraph_capturing_enabled(False)
         # torch ends a capture that became invalid without telling its allocator.
         with contextlib.suppress(RuntimeError):
@@ -105,7 +104,7 @@ class VllmGraphs:
             return contextlib.nullcontext()
         preserve = getattr(self._runner, "preserve_serving_state", None)
         if preserve is None:
-            raise VllmChanged("vLLM's GPU model runner has no preserve_serving_state")
+            raise HookMissing("vLLM's GPU model runner has no preserve_serving_state")
         saved: AbstractContextManager[Any] = preserve()
         return saved
 
@@ -114,18 +113,21 @@ def places(runner: Any, pool: Callable[[], Any]) -> Iterator[Place]:
     """Every place that holds graphs of this runner.
 
     Raises:
-        VllmChanged: one that is known is not there.
+        HookMissing: one that is known is not there.
     """
-    full, breakable = _module("vllm.compilation.cuda_graph"), _module("vllm.compilation.breakable_cudagraph")
+    full, breakable = (
+        vllm_module("vllm.compilation.cuda_graph"),
+        vllm_module("vllm.compilation.breakable_cudagraph"),
+    )
     for wrappers, attribute in (
-        (_known(full, "CUDAGraphWrapper"), "concrete_cudagraph_entries"),
-        (_known(breakable, "BreakableCUDAGraphWrapper"), "entries"),
+        (expect(full, "CUDAGraphWrapper"), "concrete_cudagraph_entries"),
+        (expect(breakable, "BreakableCUDAGraphWrapper"), "entries"),
     ):
-        for wrapper in list(_known(wrappers, "_all_instances")):
+        for wrapper in list(expect(wrappers, "_all_instances")):
             yield _place(wrapper, attribute, dict)
             yield _place(wrapper, "graph_pool", pool)
-    yield _place(type(_module("vllm.platforms").current_platform), "_global_graph_pool", pool)
-    _known(runner, "capture_model")
+    yield _place(type(vllm_module("vllm.platforms").current_platform), "_global_graph_pool", pool)
+    expect(runner, "capture_model")
     for manager in _managers(runner):
         yield _place(manager, "graphs", dict)
         yield _place(manager, "_graphs_captured", bool)
@@ -138,7 +140,7 @@ def _managers(runner: Any) -> Iterator[Any]:
     if manager is None:
         return
     yield manager
-    kind = _known(_module("vllm.v1.worker.gpu.cudagraph_utils"), "CudaGraphManager")
+    kind = expect(vllm_module("vllm.v1.worker.gpu.cudagraph_utils"), "CudaGraphManager")
     speculator = getattr(runner, "speculator", None)
     for value in vars(speculator).values() if speculator is not None else ():
         if isinstance(value, kind):
@@ -146,31 +148,14 @@ def _managers(runner: Any) -> Iterator[Any]:
 
 
 def _place(owner: Any, attribute: str, empty: Callable[[], Any]) -> Place:
-    _known(owner, attribute)
+    expect(owner, attribute)
     return Place(owner, attribute, empty)
-
-
-def _known(owner: Any, attribute: str) -> Any:
-    try:
-        return getattr(owner, attribute)
-    except AttributeError as error:
-        name = getattr(owner, "__name__", type(owner).__name__)
-        raise VllmChanged(f"vLLM's {name} has no {attribute}") from error
-
-
-def _module(name: str) -> Any:
-    import importlib  # noqa: PLC0415 - only an engine process has vLLM
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise VllmChanged(f"this vLLM has no {name}: {error}") from error
 
 
 @contextlib.contextmanager
 def quiet_jit_monitor() -> Iterator[None]:
     """An engine may be told to raise when a kernel is compiled after its start; ours are, before they are engaged."""
-    monitor = _module("vllm.utils.jit_monitor")
+    monitor = vllm_module("vllm.utils.jit_monitor")
     place = Place(monitor, "_mode", str)
     before = place.swap("warn")
     try:
