@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations clean
+.PHONY: help setup demo up down status doctor test test-fast test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-kernels: setup ## Linear kernels against the engine's own
 
 bench-operations: setup ## Every slot's native code against kernels of ours (ARGS="--op NAME")
 	@$(BIN)/python -m benchmarks.operations $(ARGS)
+
+bench-settings: setup ## Settings changed under load: what streams notice, how long each change takes
+	@$(BIN)/python -m benchmarks.settings_change
 
 clean: ## Remove caches and the data of embedded mode (not .venv)
 	@rm -rf .polymorph .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

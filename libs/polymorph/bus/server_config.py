@@ -24,9 +24,14 @@ WORKER_ASKS = (
     *(f"$JS.API.DIRECT.GET.{topology.bucket_stream(bucket)}" for bucket in _WORKERS_READ),
     f"$JS.API.DIRECT.GET.{topology.object_stream(topology.ARTIFACTS)}",
     f"$JS.API.DIRECT.GET.{topology.bucket_stream(topology.WORKERS)}",
+    f"$JS.API.DIRECT.GET.{topology.bucket_stream(topology.LEASES)}",
 )
 """Reads, with many answers each."""
-WORKER_KEEPS = ("polymorph.evt.worker.>", topology.key_subject(topology.WORKERS, "*"))
+WORKER_KEEPS = (
+    "polymorph.evt.worker.>",
+    topology.key_subject(topology.WORKERS, "*"),
+    topology.key_subject(topology.LEASES, topology.restart_key("*")),
+)
 """Writes, with one acknowledgement each."""
 WORKER_HEARS = tuple(f"{topology.KEPT_VALUES}.{bucket}.>" for bucket in (*_WORKERS_READ, topology.WORKERS))
 WORKER_TELLS = ("polymorph.tel.worker.>",)

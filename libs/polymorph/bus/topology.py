@@ -41,6 +41,11 @@ def key_subject(bucket: str, key: str) -> str:
     return f"$KV.{bucket}.{key}"
 
 
+def restart_key(pool: str) -> str:
+    """The lease that a worker of `pool` holds while it restarts its engine."""
+    return f"restart.{pool}"
+
+
 def object_stream(store: str) -> str:
     """The stream behind an object store."""
     return f"OBJ_{store}"

@@ -46,6 +46,17 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--data", type=Path, default=DEFAULT_DATA, help="(%(default)s)")
         if name == "status":
             command.add_argument("--json", action="store_true", dest="as_json")
+    plan = commands.add_parser(
+        "plan", help="say what each worker would do to run a revision; nothing is done"
+    )
+    plan.add_argument("file", type=Path, help="a revision, or engine settings alone, as JSON or YAML")
+    plan.add_argument("--pool", help="(default: every pool)")
+    plan.add_argument("--data", type=Path, default=DEFAULT_DATA, help="(%(default)s)")
+    plan.add_argument(
+        "--nats", help="a server instead of a data folder; its password in POLYMORPH_NATS_PASSWORD"
+    )
+    plan.add_argument("--user", help="the server's user")
+    plan.add_argument("--json", action="store_true", dest="as_json")
     commands.add_parser("doctor", help="check what a start would trip over", add_help=False)
     return parser
 
@@ -77,6 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "up":
             return _up(options)
         folder = DataFolder(options.data)
+        if options.command == "plan":
+            from polymorph.embedded.plan import Where, plan  # noqa: PLC0415 - as above
+
+            where = Where(folder, options.nats, options.user)
+            return plan(where, options.file, options.pool, as_json=options.as_json)
         return status(folder, as_json=options.as_json) if options.command == "status" else down(folder)
     except StartRefused as refusal:
         print(f"polymorph: {refusal}", file=sys.stderr)

@@ -47,7 +47,11 @@ def openmp_library() -> Path | None:
 
 @dataclass(frozen=True)
 class EngineLaunch:
-    """One way to start vLLM. `threads` 0 binds every core of this process."""
+    """One way to start vLLM. `threads` 0 binds every core of this process.
+
+    The envelope is what the engine is compiled and allocated for; within it `max_num_seqs` and `max_num_batched_tokens`
+    may change while the engine runs. It is at least as wide as they are.
+    """
 
     model: Path
     dtype: str = "auto"
@@ -57,6 +61,17 @@ class EngineLaunch:
     max_num_batched_tokens: int = (
         512  # a longer prefill on a few cores makes every stream beside it wait for seconds
     )
+    envelope_num_seqs: int = 0
+    envelope_batched_tokens: int = 0
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    scheduling_policy: str = "fcfs"
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    speculative_method: str = "none"
+    speculative_model: str | None = None
+    num_speculative_tokens: int = 0
     kv_gib: int = 1
     threads: int = 0
     enforce_eager: bool = False
@@ -70,9 +85,11 @@ class EngineLaunch:
         arguments: dict[str, Any] = {
             "model": str(self.model),
             "dtype": auto_dtype() if self.dtype == "auto" and on_cpu() else self.dtype,
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": max(self.max_num_seqs, self.envelope_num_seqs),
+            "max_num_batched_tokens": max(self.max_num_batched_tokens, self.envelope_batched_tokens),
             "enable_prefix_caching": self.enable_prefix_caching,
+            **self._within_the_envelope(),
+            **self._other_than_usual(),
         }
         if self.served_model_name is not None:
             arguments["served_model_name"] = self.served_model_name
@@ -81,6 +98,41 @@ class EngineLaunch:
         if self.enforce_eager:
             arguments["enforce_eager"] = True
         return arguments
+
+    def _within_the_envelope(self) -> dict[str, Any]:
+        limits: dict[str, Any] = {}
+        if self.envelope_num_seqs > self.max_num_seqs:
+            limits["max_num_active_seqs"] = self.max_num_seqs
+        if self.envelope_batched_tokens > self.max_num_batched_tokens:
+            limits["max_num_scheduled_tokens"] = self.max_num_batched_tokens
+        return limits
+
+    def _other_than_usual(self) -> dict[str, Any]:
+        """Arguments that vLLM is given only where they are not its own defaults."""
+        names = (
+            "long_prefill_token_threshold",
+            "long_prefill_token_threshold_adaptive",
+            "scheduler_reserve_full_isl",
+            "scheduling_policy",
+            "block_size",
+            "tensor_parallel_size",
+        )
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) != usual[name]}
+        if self.speculative_method != "none":
+            chosen["speculative_config"] = self._speculative()
+        return chosen
+
+    def _speculative(self) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "method": self.speculative_method,
+            "num_speculative_tokens": self.num_speculative_tokens,
+        }
+        if self.speculative_model is not None:
+            config["model"] = self.speculative_model
+        if self.speculative_method == "ngram":
+            config["prompt_lookup_max"] = 4
+        return config
 
     def arguments(self) -> dict[str, Any]:
         """The same with our slots. What is compiled depends on them, so vLLM's compile cache is told by
@@ -109,7 +161,7 @@ class EngineLaunch:
         }
         if on_cpu():
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_gib)
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = _ranges(_cores(self.threads))
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = _by_rank(_cores(self.threads), self.tensor_parallel_size)
             # vLLM's ahead-of-time artifact of a CPU engine is saved and then refused (0.32.0), so every start compiled
             # anew. Inductor's own cache does load: 20 s instead of 100 s on two cores, shared by all engines here.
             variables["VLLM_USE_AOT_COMPILE"] = "0"
@@ -170,6 +222,18 @@ def _flag(name: str, value: Any) -> list[str]:
         return [f"--{name}" if value else f"--no-{name}"]
     text = json.dumps(value) if isinstance(value, dict) else str(value)
     return [f"--{name}", shlex.quote(text)]
+
+
+def _by_rank(cores: list[int], ranks: int) -> str:
+    """Each rank's own cores, as many for each.
+
+    Raises:
+        ValueError: there are fewer cores than ranks.
+    """
+    each = len(cores) // ranks
+    if each == 0:
+        raise ValueError(f"{ranks} ranks on {len(cores)} cores: a rank needs a core of its own")
+    return "|".join(_ranges(cores[rank * each : (rank + 1) * each]) for rank in range(ranks))
 
 
 def _ranges(cores: list[int]) -> str:

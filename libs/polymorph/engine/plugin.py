@@ -1,6 +1,8 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): inert until an engine asks for slots."""
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): inert until one of our calls comes."""
 
 import os
+
+from polymorph.engine import core
 
 DISABLE_VARIABLE = "POLYMORPH_DISABLE"
 
@@ -17,3 +19,4 @@ def register() -> None:
     from polymorph.engine import resume  # noqa: PLC0415 - torch, which a process that loads this has by now
 
     resume.install()
+    core.install()

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from polymorph.events.base import Event
 from polymorph.events.values import (
+    EngineSettings,
     Gate,
     Numerics,
     Operation,
@@ -16,6 +17,7 @@ from polymorph.events.values import (
     StepTime,
     TrafficShape,
     Verdict,
+    Way,
 )
 
 
@@ -223,6 +225,14 @@ class WorkerLoaded(Event):
     served_calls: Annotated[int, Field(description="calls that the new kernels served when read back")]
     load_s: float
     paused_s: Annotated[float, Field(description="how long the engine stood still")]
+    settings: Annotated[
+        EngineSettings | None, Field(description="in force, as read from inside the engine afterwards")
+    ] = None
+    way: Annotated[Way | None, Field(description="how the settings came to be")] = None
+    stood_s: Annotated[
+        float | None,
+        Field(description="how long streams, or newcomers where none ran, stood still for the settings"),
+    ] = None
 
     def subject_id(self) -> str:
         return self.pool

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, TypeAdapter
 
 from polymorph.events.base import Message
-from polymorph.events.values import PLACEMENT_ID, Value
+from polymorph.events.values import PLACEMENT_ID, EngineSettings, Revision, SettingChange, Value, Way
 
 
 class Request(Message):
@@ -122,9 +122,40 @@ class ControlAnswer(Value):
     served_calls: int = 0
 
 
-REQUESTS: tuple[type[Request], ...] = (PlaceRequest, LeaseHost, ControlSlots)
+class PlanChange(Request):
+    """What would a worker do to run this revision? Nothing is done. Subject id: the worker."""
+
+    DOMAIN = "worker"
+    NAME = "plan-change"
+
+    worker_id: str
+    revision: Revision
+
+    def subject_id(self) -> str:
+        return self.worker_id
+
+
+class PlanAnswer(Value):
+    """The plan, or why the worker would refuse. `inverse` and `inverse_slots` name what takes the change back."""
+
+    ok: bool
+    reason: str = ""
+    way: Way = Way.NOTHING
+    why: str = ""
+    changes: tuple[SettingChange, ...] = ()
+    kernels: Annotated[bool, Field(description="whether slots would be pointed at other code")] = False
+    pause: Annotated[bool, Field(description="whether newcomers wait meanwhile")] = False
+    recapture: Annotated[bool, Field(description="whether graphs are compiled or captured anew")] = False
+    cache_reset: Annotated[bool, Field(description="whether the prefix cache is lost")] = False
+    inverse: EngineSettings | None = None
+    inverse_slots: tuple[str, ...] | None = None
+    generation: Annotated[int, Field(description="the newest that the worker has told to have loaded")] = 0
+
+
+REQUESTS: tuple[type[Request], ...] = (PlaceRequest, LeaseHost, ControlSlots, PlanChange)
 ANSWERS: dict[type[Request], tuple[type[Value], ...]] = {
     PlaceRequest: (Placed, Held, Unplaceable),
     LeaseHost: (LeaseAnswer,),
     ControlSlots: (ControlAnswer,),
+    PlanChange: (PlanAnswer,),
 }

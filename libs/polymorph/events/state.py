@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polymorph.events.values import Revision, Value
+from polymorph.events.values import EngineSettings, Revision, Value, Way
 
 EMPTY = Revision(revision="empty")
 
@@ -90,6 +90,9 @@ class WorkerRecord(Value):
     kv_capacity_tokens: int = 0
     max_num_seqs: int = 0
     started_at: dt.datetime
+    settings: Annotated[EngineSettings | None, Field(description="in force, as read from the engine")] = None
+    way: Annotated[Way | None, Field(description="how the settings in force came to be")] = None
+    stood_s: Annotated[float | None, Field(description="how long streams stood still for that")] = None
 
 
 STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord)

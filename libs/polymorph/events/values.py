@@ -129,10 +129,87 @@ class KernelBinding(Value):
     numerics: Numerics
 
 
+def _absent(value: object) -> bool:
+    return value is None
+
+
+class EngineSettings(Value):
+    """How the engine of a revision runs; what is not named stays as the worker's own settings have it.
+
+    A name that is not supported is kept, so that signatures hold, and refused by the worker. What is not named is not
+    written: a state that was signed before a field came to be has the same bytes for ever.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="null")
+
+    max_num_seqs: Annotated[int | None, Field(description="sequences that run at the same time")] = Field(
+        default=None, exclude_if=_absent
+    )
+    max_num_batched_tokens: Annotated[int | None, Field(description="tokens computed in one step")] = Field(
+        default=None, exclude_if=_absent
+    )
+    long_prefill_token_threshold: Annotated[
+        int | None, Field(description="longest piece of a prefill while others wait; 0 for no limit")
+    ] = Field(default=None, exclude_if=_absent)
+    long_prefill_token_threshold_adaptive: bool | None = Field(default=None, exclude_if=_absent)
+    scheduler_reserve_full_isl: Annotated[
+        bool | None, Field(description="admit a prompt only where the cache holds all of it")
+    ] = Field(default=None, exclude_if=_absent)
+    scheduling_policy: Annotated[str | None, Field(description="fcfs or priority")] = Field(
+        default=None, exclude_if=_absent
+    )
+    block_size: Annotated[int | None, Field(description="tokens in a block of the KV cache")] = Field(
+        default=None, exclude_if=_absent
+    )
+    enable_prefix_caching: bool | None = Field(default=None, exclude_if=_absent)
+    enforce_eager: bool | None = Field(default=None, exclude_if=_absent)
+    kv_gib: Annotated[int | None, Field(description="memory of the KV cache")] = Field(
+        default=None, exclude_if=_absent
+    )
+    threads: Annotated[int | None, Field(description="cores that the engine computes on; 0 for all")] = Field(
+        default=None, exclude_if=_absent
+    )
+    tensor_parallel_size: int | None = Field(default=None, exclude_if=_absent)
+    speculative_method: Annotated[str | None, Field(description="none, ngram or draft_model")] = Field(
+        default=None, exclude_if=_absent
+    )
+    speculative_model: Annotated[str | None, Field(description="a folder with the draft model")] = Field(
+        default=None, exclude_if=_absent
+    )
+    num_speculative_tokens: Annotated[int | None, Field(description="lookahead")] = Field(
+        default=None, exclude_if=_absent
+    )
+
+
+class Way(StrEnum):
+    """How a change reaches a worker, from the quickest to the dearest: its engine takes it between two steps; another
+    engine is warmed beside it; it is drained and restarted.
+    """
+
+    NOTHING = "nothing"
+    LIVE = "live"
+    ENGINE = "engine"
+    ROLLING = "rolling"
+
+
+class SettingChange(Value):
+    """One setting of an engine that changes; values as JSON."""
+
+    name: str
+    now: str
+    wanted: str
+    live: Annotated[bool, Field(description="whether it alone could change while the engine runs")]
+
+
 class Revision(Value):
-    """A complete set of what a pool runs; the empty revision runs the engine's own code."""
+    """A complete set of what a pool runs; the empty revision runs the engine's own code as the worker's settings say."""
 
     revision: Annotated[str, Field(description="a name derived from the content")]
     parent: str | None = None
     kernels: tuple[KernelBinding, ...] = ()
     regime: str = "any"
+    engine: EngineSettings | None = Field(default=None, exclude_if=_absent)
+    slots: Annotated[
+        tuple[str, ...] | None,
+        Field(description="operations whose code may be changed while the engine runs"),
+    ] = Field(default=None, exclude_if=_absent)

@@ -22,11 +22,12 @@ import pytest_asyncio
 
 from polymorph.bus import topology
 from polymorph.bus.nats import NatsBus
+from polymorph.bus.port import StreamRecord
 from polymorph.bus.provision import provision
 from polymorph.bus.server import NatsServer
 from polymorph.config.clock import SystemClock
 from polymorph.events.state import DesiredState, Mode, PromoterSignature, WorkerRecord
-from polymorph.events.values import KernelBinding, Numerics, Revision
+from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
@@ -116,19 +117,31 @@ class House:
         self, bus: NatsBus, *kernels: KernelBinding, signer: Signer | None = None
     ) -> DesiredState:
         """Makes `kernels` the stable revision of the next generation."""
+        name = "empty" if not kernels else f"r{self.generation + 1}"
+        return await self.desire_revision(bus, Revision(revision=name, kernels=kernels), signer)
+
+    async def desire_settings(self, bus: NatsBus, **settings: Any) -> DesiredState:
+        name = f"s{self.generation + 1}"
+        return await self.desire_revision(bus, Revision(revision=name, engine=EngineSettings(**settings)))
+
+    async def desire_revision(
+        self, bus: NatsBus, revision: Revision, signer: Signer | None = None
+    ) -> DesiredState:
         self.generation += 1
         signer = signer or self.promoter
-        name = "empty" if not kernels else f"r{self.generation}"
-        state = DesiredState(
-            pool=POOL,
-            generation=self.generation,
-            mode=Mode.CANARY,
-            stable=Revision(revision=name, kernels=kernels),
-        )
+        state = DesiredState(pool=POOL, generation=self.generation, mode=Mode.CANARY, stable=revision)
         signature = PromoterSignature(key_id=signer.key_id, signature=signer.sign(state.signed_content()))
         state = state.model_copy(update={"signature": signature})
         await bus.kv_put(topology.DESIRED, POOL, state.model_dump_json().encode())
         return state
+
+    async def answer(self, bus: NatsBus, generation: int, seconds: float = 120) -> dict[str, Any]:
+        """What the worker published about a generation."""
+        async with asyncio.timeout(seconds):
+            async for record in bus.events(subjects="polymorph.evt.worker.>", after="0-0"):
+                if isinstance(record, StreamRecord) and record.envelope.data.get("generation") == generation:
+                    return {"type": record.envelope.type.split(".")[3], **record.envelope.data}
+        raise AssertionError("the stream ended")
 
     async def engaged(self) -> list[str]:
         """Artifacts that the slots run, by the engine itself and not by what the worker believes."""

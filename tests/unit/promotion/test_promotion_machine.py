@@ -324,6 +324,17 @@ def test_a_composed_revision_binds_each_m_once_and_the_newest_wins(winners):
     assert bound == expected
 
 
+def test_settings_and_slots_outlive_a_promotion_of_kernels():
+    bound = (KernelBinding.model_validate(BINDING),)
+    tuned = Revision(revision="s", engine=EngineSettings(block_size=32), slots=("linear",))
+    promoted = compose(tuned, bound)
+    assert (promoted.engine, promoted.slots) == (tuned.engine, tuned.slots)
+    assert promoted.revision != compose(EMPTY, bound).revision
+    bare = without(promoted, artifacts(promoted))
+    assert (bare.kernels, bare.engine) == ((), tuned.engine)
+    assert without(compose(EMPTY, bound), artifacts(promoted)) == EMPTY
+
+
 def test_a_revision_is_named_after_its_content():
     one = compose(EMPTY, (KernelBinding.model_validate(BINDING),))
     again = compose(one, (KernelBinding.model_validate(BINDING),))

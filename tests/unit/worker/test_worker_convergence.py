@@ -24,13 +24,15 @@ from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, PromoterSignature
-from polymorph.events.values import KernelBinding, Numerics, Revision
+from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision, Way
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.adapters.artifacts import ArtifactFolder
+from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Fence, Refused
+from polymorph.worker.domain.change import Plan
 from polymorph.worker.domain.counters import Counters
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.loading import Loader
@@ -97,6 +99,19 @@ class Seated:
         self.revision = revision
 
 
+class AsAlways:
+    """Settings that never change."""
+
+    async def plan(self, revision: Revision, generation: int) -> Plan:
+        return Plan(Way.NOTHING, generation, {}, (), (), EngineSettings(), None, "")
+
+    async def live(self, plan: Plan) -> Receipt:
+        return Receipt(EngineSettings(max_num_seqs=8), plan.way, 0.0)
+
+    async def back_to(self, revision: Revision) -> None:
+        pass
+
+
 class House:
     """A pool with its signers, and what they sign."""
 
@@ -113,11 +128,13 @@ class House:
         self.trust.add(self.promoter.public, Role.PROMOTER)
         self.trust.add(self.evaluator.public, Role.EVALUATOR)
         self.engine = OneLayer()
+        self.changes = AsAlways()
         self.convergence = Convergence(
             "p",
             "w",
             Fence("p", self.trust, remember=self._remember),
             Seated(self.engine),
+            self.changes,
             self._loader,
             SystemClock(),
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -16,12 +17,15 @@ from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.adapters.seating import Seating
 from polymorph.worker.adapters.server import HttpServer, listen
+from polymorph.worker.changing import Changing
 from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence, GenerationFile
 from polymorph.worker.domain.admission import Fence
+from polymorph.worker.domain.change import GIB
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.loading import Loader
 from polymorph.worker.registry import HEARTBEAT_S, Registry
+from polymorph.worker.rolling import Rolling
 from polymorph.worker.seat import Seat
 from polymorph.worker.seats import EngineNotStarted, Seats
 from polymorph.worker.settings import WorkerSettings
@@ -42,12 +46,15 @@ class Worker:
         self._cpu = Cpu.read()
         self._pool = settings.pool_name()
         self._state = "starting"
+        self._ending = False
         self._started_at = clock.now()
         self._convergence: Convergence | None = None
         self._telling = Telling(self._pool, settings.worker_id, clock, self._revision)
         self._switchboard = Switchboard(settings.hold_timeout_s)
         seating = Seating(self._telling, clock, settings.log_level)
         self._seats = Seats(self._switchboard, seating.open, seating.close, clock)
+        launch = settings.launch()
+        self._launch = launch if self._tuned else launch.without_slots()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Raises `Fatal` where the engine cannot start or dies."""
@@ -67,16 +74,15 @@ class Worker:
             await self._seats.close()
 
     async def _first(self) -> Seat:
-        launch = self._settings.launch()
         try:
-            return await self._seats.open(launch if self._tuned else launch.without_slots())
+            return await self._seats.open(self._launch)
         except EngineNotStarted as error:
             raise Fatal(str(error)) from error
 
     async def _serve(
         self, sock: socket.socket, plane: ControlPlane, registry: Registry, stop: asyncio.Event
     ) -> None:
-        serving = self._wired()
+        serving = await self._wired(plane, registry)
         server = HttpServer(self._switchboard, sock, self._settings.drain_timeout_s)
         running = asyncio.create_task(server.run())
         dying = asyncio.create_task(self._until_dead())
@@ -101,6 +107,7 @@ class Worker:
 
     async def _drain(self, bus: Bus | None, registry: Registry, leasing: HostLeasing) -> None:
         """Says that we leave, and takes what is on its way until that is known."""
+        self._ending = True
         self._state = "draining"
         _log.info("draining: %d requests run", self._telling.load.running)
         await leasing.close(bus)
@@ -108,7 +115,7 @@ class Worker:
             await registry.put(bus)
             await self._clock.sleep(HEARTBEAT_S / 2)
 
-    def _wired(self) -> Serving:
+    async def _wired(self, plane: ControlPlane, registry: Registry) -> Serving:
         settings = self._settings
         trust = Trust.load(settings.trust_file) if settings.trust_file is not None else Trust()
         seen = GenerationFile(settings.data_dir / f"generation-{self._pool}")
@@ -127,11 +134,30 @@ class Worker:
                 tested=tested,
             )
 
+        async def leaving(yes: bool) -> None:
+            if self._ending:
+                return
+            self._state = "draining" if yes else "ready"
+            if plane.bus is not None:
+                await registry.put(plane.bus)
+
+        rolling = Rolling(
+            self._pool, settings.worker_id, self._clock, lambda: plane.bus, leaving, settings.hold_timeout_s
+        )
+        changing = Changing(self._seats, self._launch, rolling, int(settings.spare_gib * GIB))
         self._convergence = Convergence(
-            self._pool, settings.worker_id, fence, self._seats, loader_for, self._clock
+            self._pool, settings.worker_id, fence, self._seats, changing, loader_for, self._clock
+        )
+        self._convergence.loaded = dataclasses.replace(
+            self._convergence.loaded, receipt=await changing.now() if self._tuned else None
         )
         leasing = HostLeasing(
-            self._pool, settings.worker_id, self._seats, self._clock, lambda: self._telling.load.running > 0
+            self._pool,
+            settings.worker_id,
+            self._seats,
+            self._clock,
+            lambda: self._telling.load.running > 0,
+            self._convergence.standing,
         )
         return Serving(self._seats, self._convergence, leasing, self._telling, tuned=self._tuned)
 
@@ -145,6 +171,7 @@ class Worker:
     def _record(self) -> WorkerRecord:
         load = self._telling.load
         seat = self._seats.current
+        receipt = self._convergence.loaded.receipt if self._convergence is not None else None
         return WorkerRecord.model_validate(
             {
                 "worker_id": self._settings.worker_id,
@@ -160,7 +187,10 @@ class Worker:
                 "waiting": load.waiting,
                 "kv_used": load.kv_used,
                 "kv_capacity_tokens": seat.engine.kv_capacity_tokens if seat is not None else 0,
-                "max_num_seqs": self._settings.max_num_seqs,
+                "max_num_seqs": receipt.settings.max_num_seqs if receipt else self._settings.max_num_seqs,
                 "started_at": self._started_at,
+                "settings": receipt.settings if receipt else None,
+                "way": receipt.way if receipt else None,
+                "stood_s": receipt.stood_s if receipt else None,
             }
         )

@@ -10,7 +10,7 @@ from polymorph.bus.nats import NatsBus
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.config.settings import NatsSettings
-from polymorph.events.requests import ControlSlots, LeaseHost
+from polymorph.events.requests import ControlSlots, LeaseHost, PlanChange
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.counters import Counters
 from polymorph.worker.handlers import Asked
@@ -55,6 +55,7 @@ class Serving:
         if self.tuned:
             ends.append(await bus.respond(LeaseHost, worker_id, asked.lease))
             ends.append(await bus.respond(ControlSlots, worker_id, asked.control))
+            ends.append(await bus.respond(PlanChange, worker_id, asked.plan))
         try:
             yield
         finally:

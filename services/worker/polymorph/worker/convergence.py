@@ -1,9 +1,11 @@
 """Brings the engine to the desired state, again and again: level-triggered, so a worker that joins late is right."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError, NotFound, Retryable
@@ -11,9 +13,11 @@ from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
 from polymorph.events.state import EMPTY, DesiredState, Quarantine
 from polymorph.events.types import WorkerLoaded, WorkerRefused
-from polymorph.events.values import Revision
+from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.changing import Changes, Receipt
 from polymorph.worker.domain.admission import Fence, Refused
+from polymorph.worker.domain.change import Plan
 from polymorph.worker.domain.target import target
 from polymorph.worker.loading import Loaded, Loader
 from polymorph.worker.seats import Engines
@@ -30,12 +34,20 @@ class Convergence:
     """Owns what the slots run. One change at a time, whoever asks for it."""
 
     def __init__(
-        self, pool: str, worker_id: str, fence: Fence, engines: Engines, loader_for: LoaderFor, clock: Clock
+        self,
+        pool: str,
+        worker_id: str,
+        fence: Fence,
+        engines: Engines,
+        changes: Changes,
+        loader_for: LoaderFor,
+        clock: Clock,
     ) -> None:
         self._pool = pool
         self._worker_id = worker_id
         self._fence = fence
         self._engines = engines
+        self._changes = changes
         self._loader_for = loader_for
         self._clock = clock
         self._desired: DesiredState | None = None
@@ -44,6 +56,9 @@ class Convergence:
         self._told = -1
         self._news = asyncio.Event()
         self._change = asyncio.Lock()
+        self.standing = asyncio.Lock()
+        """Held by whoever changes or pauses the engine that serves."""
+        self._moving: asyncio.Task[None] | None = None
         self._return: asyncio.Task[None] | None = None
         self._unsure = False  # whether the slots may run something else than `loaded`, and not by a switch
         self.loaded = _NOTHING
@@ -86,7 +101,8 @@ class Convergence:
         """
         async with self._change:
             self._return_after(ttl_s if empty else _RETRY_S[0])
-            await self._engines.engine.engage(() if empty else self.loaded.bindings, keep_packed=True)
+            async with self.standing:
+                await self._engines.engine.engage(() if empty else self.loaded.bindings, keep_packed=True)
             self._engines.runs(EMPTY.revision if empty else self.revision.revision)
             self._unsure = False
             if not empty:
@@ -116,8 +132,9 @@ class Convergence:
 
     async def _restore(self) -> None:
         """Engages what is loaded, whatever the slots run now."""
-        async with self._change:
+        async with self._change, self.standing:
             try:
+                await self._changes.back_to(self.revision)
                 await self._engines.engine.engage(self.loaded.bindings)
             except Refused as refusal:
                 # The engine's own code always runs; convergence then loads what is desired anew.
@@ -154,6 +171,7 @@ class Convergence:
             self._news.set()
 
     async def _converge(self, bus: Bus) -> None:
+        await self._settled()
         if self._unsure:
             await self._restore()
         desired = self._desired
@@ -166,7 +184,7 @@ class Convergence:
         if goal.revision != self.revision.revision:
             quarantined = await _quarantined(bus, goal)
             try:
-                await self._load(bus, goal, quarantined)
+                await self._load(bus, goal, desired.generation, quarantined)
             except Refused as refusal:
                 if self._unsure:
                     await self._restore()
@@ -176,17 +194,75 @@ class Convergence:
         self._told = desired.generation
         await self._tell_loaded(bus, desired.generation, self._clock.monotonic() - began)
 
-    async def _load(self, bus: Bus, goal: Revision, quarantined: set[str]) -> None:
+    async def _load(self, bus: Bus, goal: Revision, generation: int, quarantined: set[str]) -> None:
+        plan = await self._changes.plan(goal, generation)
+        if plan.new_engine:
+            # Begun, it goes on though the bus be lost: between two engines there is nothing to go back to.
+            self._moving = asyncio.create_task(self._move(bus, goal, plan, quarantined))
+            await asyncio.shield(self._moving)
+            return
         async with self._change:
             loader = self._loader_for(bus, self._engines.engine)
             bindings = await loader.prepare(goal, quarantined)
-            # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
-            self._unsure = True
-            self._return_after(_RETRY_S[0])
-            self.loaded = await loader.engage(goal, bindings)
-            self._engines.runs(goal.revision)
-            self._unsure = False
+            async with self.standing:
+                # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
+                self._unsure = True
+                self._return_after(_RETRY_S[0])
+                receipt = await self._changes.live(plan)
+                loaded = await loader.engage(goal, bindings)
+                self._runs(dataclasses.replace(loaded, receipt=receipt))
             self._stay()
+
+    async def _move(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
+        _log.info("generation %d: %s", plan.generation, plan.why)
+        async with self._change, self.standing:
+            if plan.way is Way.ENGINE:
+                await self._beside(bus, goal, plan, quarantined)
+            else:
+                await self._restarted(bus, goal, plan, quarantined)
+
+    async def _beside(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
+        made: list[Loaded] = []
+
+        async def engage_on(engine: Engine) -> None:
+            loader = self._loader_for(bus, engine)
+            made.append(await loader.engage(goal, await loader.prepare(goal, quarantined)))
+
+        receipt = await self._changes.beside(plan, goal.revision, engage_on)
+        self._runs(dataclasses.replace(made[0], receipt=receipt))
+
+    async def _restarted(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
+        """Kernels are verified and tried before the engine that serves is given up."""
+        before = self.loaded
+        bindings = await self._loader_for(bus, self._engines.engine).prepare(goal, quarantined)
+        receipt = await self._changes.restart(plan)
+        self._runs(dataclasses.replace(_NOTHING, receipt=receipt))
+        try:
+            loaded = await self._loader_for(bus, self._engines.engine).engage(goal, bindings)
+        except Refused:
+            back = await self._changes.restart(await self._changes.plan(before.revision, plan.generation))
+            await self._engines.engine.engage(before.bindings)
+            self._runs(dataclasses.replace(before, receipt=back))
+            raise
+        self._runs(dataclasses.replace(loaded, receipt=receipt))
+
+    def _runs(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self._engines.runs(loaded.revision.revision)
+        self._unsure = False
+
+    async def _settled(self) -> None:
+        """Waits for a change that went on while the bus was away; what it failed with is found again."""
+        if self._moving is not None and not self._moving.done():
+            await asyncio.wait({self._moving})
+
+    async def plan(self, revision: Revision) -> Plan:
+        """What it would take to run `revision`, which is not done.
+
+        Raises:
+            Refused: this worker would not.
+        """
+        return await self._changes.plan(revision, self.generation)
 
     async def _tell_loaded(self, bus: Bus, generation: int, load_s: float) -> None:
         loaded = self.loaded
@@ -210,6 +286,7 @@ class Convergence:
                     served_calls=loaded.served_calls,
                     load_s=load_s,
                     paused_s=loaded.paused_s,
+                    **_told(loaded.receipt),
                 )
             ),
             self._clock,
@@ -232,6 +309,12 @@ class Convergence:
             ),
             self._clock,
         )
+
+
+def _told(receipt: Receipt | None) -> dict[str, Any]:
+    if receipt is None:
+        return {}
+    return {"settings": receipt.settings, "way": receipt.way, "stood_s": receipt.stood_s}
 
 
 async def _until_told(publish: Callable[[], Awaitable[int]], clock: Clock) -> None:

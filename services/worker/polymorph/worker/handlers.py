@@ -1,4 +1,4 @@
-"""What others ask of a worker: the host for a burst, and slots switched for a measurement."""
+"""What others ask of a worker: the host for a burst, slots switched for a measurement, and what a change would be."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -6,7 +6,15 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from polymorph.bus.errors import BusError
-from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
+from polymorph.events.requests import (
+    ControlAnswer,
+    ControlSlots,
+    LeaseAnswer,
+    LeaseHost,
+    PlanAnswer,
+    PlanChange,
+)
+from polymorph.events.values import Revision
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Refused
 from polymorph.worker.leasing import HostLeasing
@@ -44,3 +52,29 @@ class Asked:
         else:
             answer = ControlAnswer(ok=True, served_calls=served)
         await reply(answer.model_dump_json().encode())
+
+    async def plan(self, body: bytes, reply: Reply) -> None:
+        try:
+            answer = await self._planned(PlanChange.model_validate_json(body).revision)
+        except ValidationError as error:
+            _log.warning("a plan request that is none: %s", error)
+            answer = PlanAnswer(ok=False, reason=f"not a PlanChange: {error.errors()[0]['msg']}")
+        except (Refused, BusError) as refusal:
+            answer = PlanAnswer(ok=False, reason=str(refusal))
+        await reply(answer.model_dump_json().encode())
+
+    async def _planned(self, revision: Revision) -> PlanAnswer:
+        plan = await self._convergence.plan(revision)
+        return PlanAnswer(
+            ok=True,
+            way=plan.way,
+            why=plan.why,
+            changes=tuple(change.told() for change in plan.changes),
+            kernels=revision.kernels != self._convergence.revision.kernels,
+            pause=plan.pause,
+            recapture=plan.recapture,
+            cache_reset=plan.cache_reset,
+            inverse=plan.inverse,
+            inverse_slots=plan.inverse_slots,
+            generation=max(0, plan.generation),
+        )

@@ -25,7 +25,13 @@ class HostLeasing:
     """Grants one burst at a time; the worker's own timer ends it, whatever becomes of the evaluator."""
 
     def __init__(
-        self, pool: str, worker_id: str, engines: Engines, clock: Clock, busy: Callable[[], bool]
+        self,
+        pool: str,
+        worker_id: str,
+        engines: Engines,
+        clock: Clock,
+        busy: Callable[[], bool],
+        standing: asyncio.Lock | None = None,
     ) -> None:
         self._pool = pool
         self._worker_id = worker_id
@@ -37,6 +43,7 @@ class HostLeasing:
         self._burst: asyncio.Task[None] | None = None
         self._release = asyncio.Event()
         self._granting = asyncio.Lock()
+        self._standing = standing or asyncio.Lock()
         self._last_paused_s = 0.0
         self._resumed_at = clock.monotonic()
 
@@ -54,6 +61,8 @@ class HostLeasing:
 
     async def _grant(self, request: LeaseHost) -> LeaseAnswer:
         await self._end()
+        if self._standing.locked():
+            return LeaseAnswer(granted=False, reason="the engine is being changed; ask again")
         await self._breathe()
         if self._lease is None or self._lease.lease_id != request.lease_id:
             self._retire()
@@ -100,6 +109,10 @@ class HostLeasing:
             await self._clock.sleep(self._last_paused_s - since)
 
     async def _run_burst(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[bool]") -> None:
+        async with self._standing:
+            await self._stand(lease, burst_s, granted)
+
+    async def _stand(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[bool]") -> None:
         stopped: float | None = None
         engine: Engine | None = None
         try:

@@ -16,6 +16,7 @@ from polymorph.kernels.schema import SignedManifest
 from polymorph.kernels.signing import Trust
 from polymorph.worker.adapters import selftest
 from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.changing import Receipt
 from polymorph.worker.domain.admission import Refused, admit_kernel
 from polymorph.worker.domain.counters import Counters
 from polymorph.worker.domain.rows import exercise_sizes, sample_rows
@@ -43,6 +44,7 @@ class Loaded:
     bindings: tuple[SlotBinding, ...]
     served_calls: int
     paused_s: float
+    receipt: Receipt | None = None
 
 
 @dataclass

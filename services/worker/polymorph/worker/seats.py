@@ -52,6 +52,7 @@ class Seats:
         self._clock = clock
         self._opening = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
+        self._bare = False
         self.living: list[Seat] = []
         self.changes = 0
         """How often newcomers went to another seat."""
@@ -73,7 +74,7 @@ class Seats:
 
     @property
     def alive(self) -> bool:
-        return self.current is None or self.current.engine.alive
+        return not self._bare and (self.current is None or self.current.engine.alive)
 
     def runs(self, revision: str) -> None:
         if self.current is not None:
@@ -166,10 +167,15 @@ class Seats:
         Raises:
             EngineNotStarted: the new engine does not start, and no seat takes requests now.
         """
+        self._bare = False
         with self.holding():
             if seat is not None:
                 await self.stop(seat)
-            new = await self.open(launch)
+            try:
+                new = await self.open(launch)
+            except EngineNotStarted:
+                self._bare = True
+                raise
             self.seat(new)
             return new
 

@@ -29,7 +29,17 @@ class WorkerSettings(ServiceSettings):
     )
     max_model_len: int | None = Field(default=None, ge=16)
     max_num_seqs: int = Field(default=32, ge=1)
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+    envelope_num_seqs: int = Field(
+        default=64, ge=0, description="what the engine is built for; below it max_num_seqs changes live"
+    )
+    envelope_batched_tokens: int = Field(default=1024, ge=0, description="the same of max_num_batched_tokens")
     kv_gib: int = Field(default=1, ge=1)
+    spare_gib: float = Field(
+        default=0.5,
+        ge=0,
+        description="left free when a second engine is warmed beside the first; else a restart",
+    )
     threads: int = Field(default=0, ge=0, description="0 binds every core that this process may use")
     enforce_eager: bool = Field(default=False, description="no compilation: quick to start, slow to serve")
     slots: str = Field(default="linear", description="comma-separated: linear, rms_norm; empty for none")
@@ -82,6 +92,9 @@ class WorkerSettings(ServiceSettings):
             served_model_name=self.served_name(),
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            envelope_num_seqs=self.envelope_num_seqs,
+            envelope_batched_tokens=self.envelope_batched_tokens,
             kv_gib=self.kv_gib,
             threads=self.threads,
             enforce_eager=self.enforce_eager,

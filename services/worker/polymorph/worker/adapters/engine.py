@@ -11,6 +11,7 @@ from polymorph.bus.errors import Retryable
 from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.launch import EngineLaunch
 from polymorph.worker.adapters.prometheus import lasting_metrics
+from polymorph.worker.adapters.scheduler import Scheduler
 from polymorph.worker.adapters.stats import StatSink, stat_logger
 from polymorph.worker.domain.admission import Refused
 from polymorph.worker.domain.counters import NOTHING, Counters
@@ -27,6 +28,7 @@ class Engine:
         self.llm = llm
         self.arguments = arguments
         self.slotted = slotted
+        self.scheduler = Scheduler(llm, dead)
         self._requests = 0
         self._dead = dead
 
@@ -56,6 +58,12 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         return int(self.llm.model_config.max_model_len)
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the engine's processes; those below them are not listed."""
+        started = self.llm.engine_core.resources.engine_manager.processes
+        return [process.pid for process in started if process.pid is not None]
 
     async def definitions(self) -> tuple[str, ...]:
         if not self.slotted:
@@ -116,7 +124,7 @@ class Engine:
 
     async def exercise(self, m: int) -> None:
         """Makes the engine compute steps of about `m` tokens, with requests of the worker's own."""
-        seqs = int(self.arguments.max_num_seqs)
+        seqs = int(self.arguments.max_num_active_seqs or self.arguments.max_num_seqs)
         if m <= seqs:
             await asyncio.gather(*(self._generate(length=2, tokens=2) for _ in range(m)))
         else:
@@ -136,6 +144,10 @@ class Engine:
         await self._guarded(self.llm.resume_generation())
 
     def stop(self) -> None:
+        """Dead or alive. Whoever reads its answers ends first: this end is no fault to be told."""
+        handler = getattr(self.llm, "output_handler", None)
+        if handler is not None and not handler.done():
+            handler.get_loop().call_soon_threadsafe(handler.cancel)
         self.llm.shutdown(timeout=0)
 
     async def _generate(self, length: int, tokens: int) -> None:

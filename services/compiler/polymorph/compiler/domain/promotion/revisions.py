@@ -34,12 +34,16 @@ def artifacts(revision: Revision | None) -> frozenset[str]:
 
 
 def _revision(parent: Revision, kernels: tuple[KernelBinding, ...], regime: str) -> Revision:
-    if not kernels:
+    """Settings of the engine and the set of slots stay as the parent has them."""
+    held = {name: value for name in ("engine", "slots") if (value := getattr(parent, name)) is not None}
+    if not kernels and not held:
         return EMPTY
     ordered = tuple(sorted(kernels, key=lambda kernel: (kernel.definition, kernel.min_m)))
-    body = [regime, [kernel.model_dump(mode="json") for kernel in ordered]]
+    body: list[object] = [regime, [kernel.model_dump(mode="json") for kernel in ordered]]
+    if held:
+        body.append(parent.model_dump(mode="json", include=set(held)))
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
-    return Revision(revision=f"r-{name}", parent=parent.revision, kernels=ordered, regime=regime)
+    return Revision(revision=f"r-{name}", parent=parent.revision, kernels=ordered, regime=regime, **held)
 
 
 def _outside(old: KernelBinding, new: KernelBinding) -> tuple[KernelBinding, ...]:

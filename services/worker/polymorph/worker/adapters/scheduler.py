@@ -1,0 +1,76 @@
+"""The scheduler's process of one engine: its settings read and set between two steps, and the salt of its cache."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from polymorph.bus.errors import Retryable
+from polymorph.engine.core import SALT_CALL, SET_CALL, SETTINGS_CALL
+from polymorph.worker.domain.admission import Refused
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Read from inside the engine. `missing` says why a setting cannot be set in this vLLM."""
+
+    settings: Mapping[str, Any]
+    envelope: Mapping[str, int]
+    missing: Mapping[str, str]
+    config: Mapping[str, Any]
+    step: int
+    seconds: float = 0.0
+    salt: str | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        return cls(
+            settings=document["settings"],
+            envelope=document["envelope"],
+            missing=document["missing"],
+            config=document["config"],
+            step=document["step"] or 0,
+            seconds=document.get("seconds", 0.0),
+            salt=document["salt"],
+        )
+
+
+class Scheduler:
+    """Calls run between two steps."""
+
+    def __init__(self, llm: Any, dead: type[Exception]) -> None:
+        self._llm = llm
+        self._dead = dead
+
+    async def read(self) -> InForce:
+        """Raises `Refused` where this engine was started without our calls."""
+        return InForce.of(await self._call(SETTINGS_CALL))
+
+    async def set(self, changes: Mapping[str, Any]) -> InForce:
+        """Sets all of `changes` or, raising `Refused`, none."""
+        return InForce.of(await self._checked(SET_CALL, dict(changes)))
+
+    async def salt(self, revision: str | None) -> None:
+        """From now on no request reads prefix cache that was written under another revision."""
+        await self._checked(SALT_CALL, revision)
+
+    async def _checked(self, name: str, argument: Any) -> dict[str, Any]:
+        answer = await self._call(name, argument)
+        if not answer["ok"]:
+            raise Refused(answer["reason"])
+        return answer
+
+    async def _call(self, name: str, *arguments: Any) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(name, *arguments)
+        except (TimeoutError, self._dead) as error:
+            raise Retryable(f"the engine does not answer {name}: {error}") from error
+        except Exception as error:
+            # vLLM has no class of its own for a call that failed in the other process.
+            if type(error) is not Exception:
+                raise
+            raise Refused(f"{name}: {error}; is the plugin of Polymorph loaded in the engine?") from error
+        return answer

@@ -1,0 +1,203 @@
+"""Settings brought into force: planned, set live or by another engine, and read back from inside."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polymorph.engine.launch import EngineLaunch, on_cpu
+from polymorph.events.values import EngineSettings, Revision, Way
+from polymorph.worker.adapters import memory
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.adapters.scheduler import InForce
+from polymorph.worker.domain.admission import Refused
+from polymorph.worker.domain.change import GIB, SUPPORTED, Plan, Room, Running, goal_settings, plan
+from polymorph.worker.launching import launch_with, settings_of
+from polymorph.worker.rolling import Rolling
+from polymorph.worker.seat import Seat
+from polymorph.worker.seats import EngineNotStarted, Seats
+
+_log = logging.getLogger(__name__)
+
+EngageOn = Callable[[Engine], Awaitable[None]]
+"""Makes an engine run the kernels of a revision."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What is in force, as the engine itself says; `stood_s` is how long streams stood still for it."""
+
+    settings: EngineSettings
+    way: Way
+    stood_s: float
+
+
+class Changes(Protocol):
+    """How settings come into force."""
+
+    async def plan(self, revision: Revision, generation: int) -> Plan: ...
+
+    async def live(self, plan: Plan) -> Receipt: ...
+
+    async def back_to(self, revision: Revision) -> None: ...
+
+    async def beside(self, plan: Plan, revision: str, engage_on: EngageOn) -> Receipt: ...
+
+    async def restart(self, plan: Plan) -> Receipt: ...
+
+
+class Changing:
+    """Plans and brings about changes of settings, one at a time: the caller sees to that."""
+
+    def __init__(
+        self, seats: Seats, base: EngineLaunch, rolling: Rolling, spare_bytes: int = GIB // 2
+    ) -> None:
+        self._seats = seats
+        self._base = base
+        self._rolling = rolling
+        self._spare_bytes = spare_bytes
+
+    async def now(self) -> Receipt | None:
+        """What is in force before any change; None where the engine was started without our calls."""
+        try:
+            force = await self._seats.engine.scheduler.read()
+        except Refused as refusal:
+            _log.warning("settings cannot be read or changed live: %s", refusal)
+            return None
+        return Receipt(self._in_force(settings_of(self._base), force), Way.NOTHING, 0.0)
+
+    async def plan(self, revision: Revision, generation: int) -> Plan:
+        """What it would take to run the settings of `revision`; nothing is done.
+
+        Raises:
+            Refused: a setting that is not supported, or that this worker cannot have.
+        """
+        settings = goal_settings(settings_of(self._base), revision)
+        slots = self._base.slots if revision.slots is None else revision.slots
+        seat = self._seats.current
+        if seat is None:
+            raise Refused("no engine runs that could change")
+        running = await self._running(seat)
+        room = await asyncio.to_thread(self._room, seat, settings)
+        return plan(running, settings, slots, room=room, generation=generation)
+
+    async def live(self, plan: Plan) -> Receipt:
+        """Sets what changes between two steps, and reads it back after a step; nothing where nothing changes."""
+        engine = self._seats.engine
+        stood = 0.0
+        if plan.live:
+            stood = (await engine.scheduler.set(plan.live)).seconds
+        force = await self._after_a_step(engine) if plan.live else await engine.scheduler.read()
+        _raise_for_difference(plan.live, force.settings)
+        self._note(plan)
+        return Receipt(self._in_force(plan.settings, force), plan.way, stood)
+
+    async def back_to(self, revision: Revision) -> None:
+        """Sets live what a change that was given up has left behind."""
+        back = await self.plan(revision, 0)
+        if back.way is Way.LIVE:
+            await self.live(back)
+
+    async def beside(self, plan: Plan, revision: str, engage_on: EngageOn) -> Receipt:
+        """Warms another engine with its kernels, hands newcomers over, and lets the old one drain.
+
+        Raises:
+            Refused: the new engine does not start, or is not what was asked for; the old one still serves.
+        """
+        await self._seats.retired()
+        launch = launch_with(self._base, plan.settings, plan.slots)
+        try:
+            seat = await self._seats.open(launch)
+        except EngineNotStarted as error:
+            raise Refused(f"{error}; the engine before it serves on") from error
+        try:
+            receipt = await self._receipt(seat, plan, 0.0)
+            await engage_on(seat.engine)
+            seat.revision = revision
+        except BaseException:
+            self._seats.retire(seat)
+            raise
+        before = self._seats.seat(seat)
+        if before is not None:
+            self._seats.retire(before)
+        return receipt
+
+    async def restart(self, plan: Plan) -> Receipt:
+        """Drains and restarts the engine, one worker of the pool at a time; the new one runs no kernels yet.
+
+        Raises:
+            Refused: the new engine does not start; one like the old has been started again.
+            Retryable: another worker restarts, or requests in flight take too long.
+        """
+        old = self._seats.current
+        async with self._rolling.turn(self._seats) as turn:
+            try:
+                seat = await self._seats.replace(old, launch_with(self._base, plan.settings, plan.slots))
+            except EngineNotStarted as error:
+                await self._seats.replace(None, old.launch if old is not None else self._base)
+                raise Refused(f"{error}; the engine runs as before") from error
+        return await self._receipt(seat, plan, turn.stood_s)
+
+    async def _running(self, seat: Seat) -> Running:
+        settings = settings_of(seat.launch)
+        try:
+            force = await seat.engine.scheduler.read()
+        except Refused as refusal:
+            _log.warning("settings cannot be changed live: %s", refusal)
+            return Running(settings, seat.launch.slots)
+        for name, why in force.missing.items():
+            _log.warning("%s cannot be set live: %s", name, why)
+        return Running(
+            {**settings, **force.settings}, seat.launch.slots, frozenset(force.settings), force.envelope
+        )
+
+    def _room(self, seat: Seat, settings: Mapping[str, Any]) -> Room:
+        if not on_cpu():
+            return Room(0, 0, known=False)
+        # Cache that nothing has been written to is not held yet: the new engine's is counted in full.
+        needed = memory.held_by(seat.engine.processes) + int(settings["kv_gib"]) * GIB + self._spare_bytes
+        return Room(needed, memory.available())
+
+    async def _receipt(self, seat: Seat, plan: Plan, stood_s: float) -> Receipt:
+        try:
+            force = await seat.engine.scheduler.read()
+        except Refused:  # without our calls the engine's configuration is all that it tells
+            return Receipt(EngineSettings(**plan.settings), plan.way, stood_s)
+        wanted = {
+            name: plan.settings[name] for name in SUPPORTED if name in force.config or name in force.settings
+        }
+        _raise_for_difference(_comparable(wanted), {**force.config, **force.settings})
+        return Receipt(self._in_force(plan.settings, force), plan.way, stood_s)
+
+    async def _after_a_step(self, engine: Engine) -> InForce:
+        """A request of our own where there is no traffic."""
+        first = await engine.scheduler.read()
+        await engine.exercise(1)
+        force = await engine.scheduler.read()
+        if force.step <= first.step:
+            raise Refused("the engine made no step with the new settings")
+        return force
+
+    def _in_force(self, settings: Mapping[str, Any], force: InForce) -> EngineSettings:
+        told = {
+            name: value for name, value in {**force.config, **force.settings}.items() if name in SUPPORTED
+        }
+        return EngineSettings(**{**settings, **told})
+
+    def _note(self, plan: Plan) -> None:
+        """A seat that is replaced from now on, for whatever reason, is replaced by one with these settings."""
+        seat = self._seats.current
+        if seat is not None and plan.live:
+            seat.launch = launch_with(seat.launch, plan.settings, plan.slots)
+
+
+def _comparable(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Where None leaves the choice to vLLM, any answer is right."""
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _raise_for_difference(wanted: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    for name, value in wanted.items():
+        if told.get(name) != value:
+            raise Refused(f"the engine was given {name}={value!r} and says {told.get(name)!r}")

@@ -1,0 +1,150 @@
+"""Restarts of a pool's engines, one worker at a time: capacity is never below all but one."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from polymorph.bus import topology
+from polymorph.bus.errors import BusError, Conflict, NotFound, Retryable
+from polymorph.bus.port import Bus
+from polymorph.config.clock import Clock
+from polymorph.events.state import WorkerRecord
+from polymorph.worker.registry import HEARTBEAT_S
+from polymorph.worker.seats import Seats
+
+_log = logging.getLogger(__name__)
+_RENEW_S = topology.LEASES_TTL_S / 3
+_TURN_POLL_S = 1.0
+_HELD_DRAIN_SHARE = 0.1
+_BETWEEN_TRIES_S = 60.0
+
+
+@dataclass
+class Turn:
+    """`stood_s` is how long newcomers were held, in the end."""
+
+    stood_s: float = 0.0
+
+
+class Rolling:
+    """A worker's part in a rolling restart.
+
+    `leaving(True)` makes the registry say that this worker drains, so that the router sends elsewhere.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        worker_id: str,
+        clock: Clock,
+        bus: Callable[[], Bus | None],
+        leaving: Callable[[bool], Awaitable[None]],
+        hold_s: float,
+    ) -> None:
+        self._pool = pool
+        self._worker_id = worker_id
+        self._clock = clock
+        self._bus = bus
+        self._leaving = leaving
+        self._hold_s = hold_s
+        self._again_at = clock.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, seats: Seats) -> AsyncIterator[Turn]:
+        """Inside, this worker alone of its pool is drained and may be restarted; newcomers wait.
+
+        Raises:
+            Retryable: no bus to take turns by, or requests in flight that take too long for newcomers to wait.
+        """
+        turn = Turn()
+        await self._clock.sleep(max(0.0, self._again_at - self._clock.monotonic()))
+        async with self._lease():
+            others = await self._others()
+            try:
+                await self._leaving(True)
+                if others:
+                    await self._clock.sleep(HEARTBEAT_S)  # until the router knows
+                    await self._emptied(seats)
+                held = self._clock.monotonic()
+                with seats.holding():
+                    await self._drained(seats, others)
+                    yield turn
+                    turn.stood_s = self._clock.monotonic() - held
+            finally:
+                await self._leaving(False)
+
+    async def _emptied(self, seats: Seats) -> None:
+        """Others take what comes: the requests here may take as long as they like."""
+        if seats.current is not None:
+            await seats.drained(seats.current)
+
+    async def _drained(self, seats: Seats, others: int) -> None:
+        seat = seats.current
+        limit_s = self._hold_s * _HELD_DRAIN_SHARE
+        if seat is not None and not await seats.drained(seat, limit_s):
+            self._again_at = self._clock.monotonic() + _BETWEEN_TRIES_S
+            raise Retryable(
+                f"{seat.in_flight} requests did not end within {limit_s:.0f} s, and {others} other workers could "
+                "take newcomers: the restart waits for a quieter moment"
+            )
+
+    async def _others(self) -> int:
+        """Ready workers of this pool beside this one."""
+        bus = self._needed()
+        found = 0
+        for key in await bus.kv_keys(topology.WORKERS):
+            with contextlib.suppress(NotFound):
+                record = WorkerRecord.model_validate_json(
+                    (await bus.kv_get(topology.WORKERS, key)).value or b""
+                )
+                mine = record.worker_id == self._worker_id
+                found += record.pool == self._pool and record.state == "ready" and not mine
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _lease(self) -> AsyncIterator[None]:
+        key = topology.restart_key(self._pool)
+        revision = await self._taken(key)
+        renewing = asyncio.create_task(self._renewed(key, revision))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            with contextlib.suppress(BusError):
+                await self._given_back(key)
+
+    async def _taken(self, key: str) -> int:
+        told = False
+        while True:
+            try:
+                return await self._needed().kv_create(topology.LEASES, key, self._worker_id.encode())
+            except Conflict:
+                if not told:
+                    _log.info("another worker of the pool restarts; this one waits for its turn")
+                told = True
+                await self._clock.sleep(_TURN_POLL_S)
+
+    async def _given_back(self, key: str) -> None:
+        """One that ran out meanwhile may be another worker's by now."""
+        bus = self._needed()
+        if (await bus.kv_get(topology.LEASES, key)).value == self._worker_id.encode():
+            await bus.kv_delete(topology.LEASES, key)
+
+    async def _renewed(self, key: str, revision: int) -> None:
+        while True:
+            await self._clock.sleep(_RENEW_S)
+            try:
+                revision = await self._needed().kv_update(
+                    topology.LEASES, key, self._worker_id.encode(), revision
+                )
+            except BusError as error:
+                # The engine may be down already: what was begun is finished, and the lease ends by itself.
+                _log.warning("the restart's lease is not renewed: %s", error)
+
+    def _needed(self) -> Bus:
+        bus = self._bus()
+        if bus is None:
+            raise Retryable("a restart takes turns over the bus, and there is none")
+        return bus

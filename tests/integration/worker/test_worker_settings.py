@@ -1,0 +1,117 @@
+"""Settings reach a worker that serves, between two steps: read back from inside, or refused."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from polymorph.bus.nats import NatsBus
+from polymorph.events.requests import PlanAnswer, PlanChange
+from polymorph.events.values import EngineSettings, Revision
+
+pytestmark = [pytest.mark.engine, pytest.mark.real]
+TOKENS = 240
+
+
+async def _stream(url: str, number: int) -> tuple[int, str, str]:
+    """Pieces of text, the finish reason, and the revision that answered."""
+    body = {
+        "model": "tiny-dense",
+        "prompt": f"stream number {number}",
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    pieces, last = 0, ""
+    async with (
+        httpx.AsyncClient(timeout=200) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                pieces += 1
+                last = line
+    return pieces, last, answer.headers["x-polymorph-revision"]
+
+
+class Load:
+    """Streams that follow each other on some lanes until told to end."""
+
+    def __init__(self, url: str, lanes: int) -> None:
+        self._ending = False
+        self.done: list[tuple[int, str, str]] = []
+        self._lanes = [asyncio.create_task(self._lane(url, lane)) for lane in range(lanes)]
+
+    async def _lane(self, url: str, lane: int) -> None:
+        while not self._ending:
+            self.done.append(await _stream(url, lane))
+
+    async def end(self) -> set[str]:
+        """Raises where a stream failed or was cut; the revisions that answered."""
+        self._ending = True
+        await asyncio.gather(*self._lanes)
+        assert all(last == "data: [DONE]" for _, last, _ in self.done)
+        assert all(pieces > TOKENS / 2 for pieces, _, _ in self.done)
+        return {revision for _, _, revision in self.done}
+
+
+async def _planned(bus: NatsBus, **settings: Any) -> PlanAnswer:
+    revision = Revision(revision="asked", engine=EngineSettings(**settings))
+    request = PlanChange(worker_id="w1", revision=revision)
+    return PlanAnswer.model_validate_json(await bus.request(request, timeout_s=20))
+
+
+async def test_settings_within_the_envelope_change_under_traffic(house: Any, bus: NatsBus) -> None:
+    wanted = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "long_prefill_token_threshold": 32,
+        "scheduling_policy": "priority",
+        "scheduler_reserve_full_isl": False,
+    }
+    plan = await _planned(bus, **wanted)
+    assert (plan.ok, plan.way, plan.pause, plan.cache_reset) == (True, "live", False, False)
+    assert plan.inverse is not None
+    assert plan.inverse.max_num_seqs == 8
+    load = Load(house.url, 4)
+    desired = await house.desire_settings(bus, **wanted)
+    event = await house.answer(bus, desired.generation)
+    assert event["type"] == "loaded", event
+    assert event["way"] == "live"
+    assert event["stood_s"] < 0.1
+    assert {name: event["settings"][name] for name in wanted} == wanted
+    async with asyncio.timeout(20):
+        while (record := await house.record(bus)).revision != desired.stable.revision:
+            await asyncio.sleep(0.1)
+        while (await house.record(bus)).running > 2:
+            await asyncio.sleep(0.1)
+    assert record.settings.max_num_batched_tokens == 64
+    assert record.max_num_seqs == 2
+    desired = await house.desire_revision(bus, Revision(revision="back", engine=plan.inverse))
+    event = await house.answer(bus, desired.generation)
+    assert event["settings"]["max_num_seqs"] == 8
+    assert event["settings"]["scheduling_policy"] == "fcfs"
+    await load.end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_seqs": 4}, "supported are max_num_seqs"),
+        ({"max_num_batched_tokens": 4}, "a token for each of the 8 sequences"),
+        ({"speculative_method": "medusa"}, "use none, ngram, draft_model"),
+    ],
+)
+async def test_what_cannot_be_is_refused_in_words(
+    house: Any, bus: NatsBus, settings: dict[str, Any], reason: str
+) -> None:
+    before = (await house.record(bus)).settings
+    desired = await house.desire_settings(bus, **settings)
+    event = await house.answer(bus, desired.generation)
+    assert event["type"] == "refused", event
+    assert reason in event["reason"]
+    assert (await house.record(bus)).settings == before
+    assert (await _stream(house.url, 1))[1] == "data: [DONE]"

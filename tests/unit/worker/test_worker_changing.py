@@ -1,0 +1,264 @@
+"""Settings brought into force on engines that answer as vLLM's do, without vLLM."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polymorph.bus import topology
+from polymorph.bus.errors import NotFound, Retryable
+from polymorph.bus.memory import InMemoryBus
+from polymorph.bus.memory_world import MemoryWorld
+from polymorph.config.clock import SystemClock
+from polymorph.engine.launch import EngineLaunch
+from polymorph.events.state import WorkerRecord
+from polymorph.events.values import EngineSettings, Revision, Way
+from polymorph.worker.adapters import memory
+from polymorph.worker.adapters.scheduler import InForce
+from polymorph.worker.changing import Changing
+from polymorph.worker.domain.admission import Refused
+from polymorph.worker.domain.change import GIB
+from polymorph.worker.launching import settings_of
+from polymorph.worker.rolling import Rolling
+from polymorph.worker.seat import Seat
+from polymorph.worker.seats import EngineNotStarted, Seats
+from polymorph.worker.switchboard import Switchboard
+
+BASE = EngineLaunch(Path("m"), max_num_seqs=8, envelope_num_seqs=64, envelope_batched_tokens=1024)
+KNOBS = ("max_num_seqs", "max_num_batched_tokens", "scheduling_policy")
+
+
+class Scheduler:
+    def __init__(self, launch: EngineLaunch) -> None:
+        self.settings = {name: getattr(launch, name) for name in KNOBS}
+        self.config = {"block_size": launch.block_size or 16, "enforce_eager": launch.enforce_eager}
+        self.step = 1
+        self.deaf = False
+
+    async def read(self) -> InForce:
+        envelope = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
+        return InForce(dict(self.settings), envelope, {}, self.config, self.step, 0.001)
+
+    async def set(self, changes: dict[str, Any]) -> InForce:
+        if not self.deaf:
+            self.settings.update(changes)
+        return await self.read()
+
+
+class Engine:
+    alive = True
+    processes: list[int] = []
+
+    def __init__(self, launch: EngineLaunch) -> None:
+        self.scheduler = Scheduler(launch)
+        self.kernels = 0
+
+    async def exercise(self, m: int) -> None:
+        self.scheduler.step += m
+
+
+class Worker:
+    """Seats, and turns over a bus."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int = 100 * GIB, hold_s: float = 5.0) -> None:
+        monkeypatch.setattr("polymorph.worker.changing.on_cpu", lambda: True)
+        monkeypatch.setattr(memory, "available", lambda: room)
+        self.world = MemoryWorld()
+        self.bus = InMemoryBus("/polymorph/test/0", SystemClock(), self.world)
+        self.board = Switchboard(hold_s)
+        self.launches: list[EngineLaunch] = []
+        self.fails = ""
+        self.states: list[bool] = []
+        self.seats = Seats(self.board, self._open, self._close, SystemClock())
+        rolling = Rolling("p", "w", SystemClock(), lambda: self.bus, self._leaving, hold_s)
+        self.changing = Changing(self.seats, BASE, rolling)
+
+    async def start(self) -> Seat:
+        seat = await self.seats.open(BASE)
+        self.seats.seat(seat)
+        return seat
+
+    async def _open(self, launch: EngineLaunch) -> Seat:
+        if self.fails and launch.block_size is not None:
+            raise EngineNotStarted(self.fails)
+        self.launches.append(launch)
+        return Seat(Engine(launch), None, launch, None)  # type: ignore[arg-type]
+
+    async def _close(self, seat: Seat) -> None:
+        seat.engine.alive = False  # type: ignore[misc]
+
+    async def _leaving(self, yes: bool) -> None:
+        self.states.append(yes)
+
+    async def plan(self, **named: Any) -> Any:
+        return await self.changing.plan(Revision(revision="r", engine=EngineSettings(**named)), 3)
+
+
+async def nothing(engine: Any) -> None:
+    engine.kernels += 1
+
+
+async def test_a_live_change_is_read_back_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch)
+    seat = await worker.start()
+    receipt = await worker.changing.live(await worker.plan(max_num_seqs=4, scheduling_policy="priority"))
+    assert (receipt.way, receipt.settings.max_num_seqs) == (Way.LIVE, 4)
+    assert receipt.stood_s == 0.001
+    assert seat.engine.scheduler.step == 2
+    assert seat.launch.max_num_seqs == 4
+    assert (await worker.plan(max_num_seqs=4, scheduling_policy="priority")).way is Way.NOTHING
+    await worker.changing.back_to(Revision(revision="empty"))
+    assert seat.engine.scheduler.settings["scheduling_policy"] == "fcfs"
+    assert settings_of(seat.launch) == settings_of(BASE)
+
+
+async def test_an_engine_that_does_not_do_as_it_says_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch)
+    seat = await worker.start()
+    seat.engine.scheduler.deaf = True
+    with pytest.raises(Refused, match="was given max_num_seqs=4 and says 8"):
+        await worker.changing.live(await worker.plan(max_num_seqs=4))
+
+
+async def test_a_new_engine_has_its_kernels_before_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch)
+    old = await worker.start()
+    receipt = await worker.changing.beside(await worker.plan(block_size=32), "r", nothing)
+    new = worker.seats.current
+    assert new is not None
+    assert new is not old
+    assert (new.engine.kernels, new.revision) == (1, "r")  # type: ignore[attr-defined]
+    assert (receipt.way, receipt.settings.block_size) == (Way.ENGINE, 32)
+    await worker.seats.retired()
+    assert not old.engine.alive
+    assert (await worker.plan(block_size=32)).way is Way.NOTHING
+    assert (await worker.plan()).way is Way.ENGINE
+
+
+async def test_a_start_that_fails_is_a_refusal_and_the_old_engine_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(monkeypatch)
+    old = await worker.start()
+    worker.fails = "the engine does not start: no such block size"
+    with pytest.raises(Refused, match="no such block size; the engine before it serves on"):
+        await worker.changing.beside(await worker.plan(block_size=17), "r", nothing)
+    assert worker.seats.current is old
+    worker.fails = ""
+
+    async def broken(engine: Any) -> None:
+        raise Refused("its kernel crashes")
+
+    with pytest.raises(Refused, match="crashes"):
+        await worker.changing.beside(await worker.plan(block_size=32), "r", broken)
+    await worker.seats.retired()
+    assert (worker.seats.current, worker.seats.living) == (old, [old])
+
+
+async def test_without_memory_the_engine_is_restarted_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch, room=GIB)
+    old = await worker.start()
+    plan = await worker.plan(block_size=32)
+    assert plan.way is Way.ROLLING
+    assert "needs 1.5 GiB, 1.0 GiB are available" in plan.why
+    key = topology.restart_key("p")
+    await worker.bus.kv_put(topology.LEASES, key, b"another")
+    restarting = asyncio.create_task(worker.changing.restart(plan))
+    await asyncio.sleep(0.05)
+    assert worker.seats.current is old
+    assert worker.states == []
+    await worker.bus.kv_delete(topology.LEASES, key)
+    receipt = await restarting
+    assert (receipt.way, receipt.settings.block_size) == (Way.ROLLING, 32)
+    assert receipt.stood_s > 0
+    assert worker.states == [True, False]
+    assert not worker.board.held
+    with pytest.raises(NotFound):
+        await worker.bus.kv_get(topology.LEASES, key)
+
+
+async def test_a_restart_that_fails_starts_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch, room=GIB)
+    await worker.start()
+    worker.fails = "no"
+    with pytest.raises(Refused, match="no; the engine runs as before"):
+        await worker.changing.restart(await worker.plan(block_size=32))
+    assert worker.launches == [BASE, BASE]
+    assert worker.seats.current is not None
+    assert worker.seats.alive
+
+
+async def test_streams_that_take_long_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch, room=GIB, hold_s=0.5)
+    old = await worker.start()
+    with old.serving():
+        with pytest.raises(Retryable, match="waits for a quieter moment"):
+            await worker.changing.restart(await worker.plan(block_size=32))
+        assert worker.seats.current is old
+        assert not worker.board.held
+    assert worker.states == [True, False]
+
+
+async def test_with_others_there_newcomers_go_elsewhere_before_it_drains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("polymorph.worker.rolling.HEARTBEAT_S", 0.01)
+    worker = Worker(monkeypatch, room=GIB, hold_s=0.5)
+    old = await worker.start()
+    record = WorkerRecord(
+        worker_id="w2",
+        pool="p",
+        model="m",
+        url="u",
+        state="ready",
+        generation=0,
+        revision="empty",
+        hardware="h",
+        started_at=SystemClock().now(),
+    )
+    await worker.bus.kv_put(topology.WORKERS, "w2", record.model_dump_json().encode())
+    with old.serving():
+        restarting = asyncio.create_task(worker.changing.restart(await worker.plan(block_size=32)))
+        async with asyncio.timeout(5):
+            while worker.states != [True]:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert not worker.board.held
+        assert worker.seats.current is old
+    assert (await restarting).way is Way.ROLLING
+
+
+async def test_a_bus_that_is_away_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch, room=GIB)
+    old = await worker.start()
+    worker.changing._rolling._bus = lambda: None
+    with pytest.raises(Retryable, match="over the bus"):
+        await worker.changing.restart(await worker.plan(block_size=32))
+    assert worker.seats.current is old
+
+
+def test_memory_is_that_of_all_processes_below(tmp_path: Path) -> None:
+    for pid, children, pss in ((1, "2 3", 10), (2, "", 20), (3, "4", 30), (4, "", 40), (9, "", 500)):
+        folder = tmp_path / str(pid)
+        (folder / "task" / str(pid)).mkdir(parents=True)
+        (folder / "task" / str(pid) / "children").write_text(children)
+        (folder / "smaps_rollup").write_text(f"Rss: 999 kB\nPss: {pss} kB\n")
+    assert memory.held_by([1], tmp_path) == 100 * 1024
+    assert memory.held_by([77], tmp_path) == 0
+
+
+def test_available_memory_keeps_to_the_containers_limit(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 1000 kB\n")
+    assert memory.available(tmp_path, tmp_path / "none") == 1000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
+    assert memory.available(tmp_path, tmp_path) == 1000 * 1024
+    (tmp_path / "memory.max").write_text("400000\n")
+    assert memory.available(tmp_path, tmp_path) == 150_000
+
+
+def test_a_launch_tells_every_setting() -> None:
+    assert dataclasses.replace(BASE, **settings_of(BASE)) == BASE
