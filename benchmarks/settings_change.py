@@ -131,6 +131,7 @@ class Bench:
         trust.add(self.promoter.public, Role.PROMOTER)
         trust.save(folder / "trust.json")
         self.generation = 0
+        self.settings: dict[str, Any] = {}
 
     @property
     def url(self) -> str:
@@ -188,13 +189,14 @@ class Bench:
                     await asyncio.sleep(0.3)
 
     async def change(self, bus: NatsBus, settings: dict[str, Any]) -> dict[str, Any]:
-        """Promotes a revision with these settings; what the worker says it did."""
+        """Promotes a revision with these settings beside those of before; what the worker says it did."""
         self.generation += 1
+        self.settings |= settings
         state = DesiredState(
             pool=POOL,
             generation=self.generation,
             mode=Mode.CANARY,
-            stable=Revision(revision=f"s{self.generation}", engine=EngineSettings(**settings)),
+            stable=Revision(revision=f"s{self.generation}", engine=EngineSettings(**self.settings)),
         )
         signature = PromoterSignature(
             key_id=self.promoter.key_id, signature=self.promoter.sign(state.signed_content())
@@ -210,23 +212,19 @@ class Bench:
 
 async def measured(folder: Path, *, quick: bool) -> dict[str, Any]:
     bench, seen = Bench(folder), Seen()
-    rounds = 1 if quick else 3
+    steps = [*LIVE, *LIVE, ENGINE[0]] if quick else [*LIVE, *LIVE, ENGINE[0], *LIVE, ENGINE[1]] * 2
     began = time.monotonic()
-    changes: list[dict[str, Any]] = []
     async with bench.running() as bus:
         print(f"the worker serves after {time.monotonic() - began:.0f} s")
         load = Load(bench.url, seen)
         await asyncio.sleep(_CALM_S)
-        for _ in range(rounds):
-            for settings in (*LIVE, *LIVE, *(ENGINE[:1] if quick else ENGINE)):
-                changes.append(await _timed(bench, bus, seen, settings))
+        changes = [await _timed(bench, bus, seen, settings) for settings in steps]
         seen.phase = "calm"
         await load.end()
     return _report(seen, changes)
 
 
 async def _timed(bench: Bench, bus: NatsBus, seen: Seen, settings: dict[str, Any]) -> dict[str, Any]:
-    """Beside a change each block of settings is whole: what the last change set and this one does not goes back."""
     seen.phase = "engine" if "block_size" in settings else "live"
     began = time.monotonic()
     answer = await bench.change(bus, settings)

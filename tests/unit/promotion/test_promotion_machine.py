@@ -15,10 +15,10 @@ from polymorph.compiler.domain.promotion.moves import Move, Proposal, Stay
 from polymorph.compiler.domain.promotion.phases import Phase, may_follow
 from polymorph.compiler.domain.promotion.policy import DIRECT, STAGED, Policy
 from polymorph.compiler.domain.promotion.retreat import change_mode, purge, roll_back
-from polymorph.compiler.domain.promotion.revisions import artifacts, compose
+from polymorph.compiler.domain.promotion.revisions import artifacts, compose, without
 from polymorph.events.state import EMPTY, DesiredState, Freeze, Mode, Quarantine, Stage
 from polymorph.events.types import PromotionAdvanced, PromotionCompleted, PromotionRolledBack
-from polymorph.events.values import Gate, KernelBinding, Numerics, Ratio
+from polymorph.events.values import EngineSettings, Gate, KernelBinding, Numerics, Ratio, Revision
 
 GOOD = Ratio(point=1.2, low=1.1, high=1.3)
 ARTIFACTS = st.sampled_from(["a", "b", "c"])
