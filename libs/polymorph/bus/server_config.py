@@ -24,13 +24,13 @@ WORKER_ASKS = (
     *(f"$JS.API.DIRECT.GET.{topology.bucket_stream(bucket)}" for bucket in _WORKERS_READ),
     f"$JS.API.DIRECT.GET.{topology.object_stream(topology.ARTIFACTS)}",
     f"$JS.API.DIRECT.GET.{topology.bucket_stream(topology.WORKERS)}",
-    f"$JS.API.DIRECT.GET.{topology.bucket_stream(topology.LEASES)}",
+    f"$JS.API.DIRECT.GET.{topology.bucket_stream(topology.RESTARTS)}",
 )
 """Reads, with many answers each."""
 WORKER_KEEPS = (
     "polymorph.evt.worker.>",
     topology.key_subject(topology.WORKERS, "*"),
-    topology.key_subject(topology.LEASES, topology.restart_key("*")),
+    topology.key_subject(topology.RESTARTS, "*"),
 )
 """Writes, with one acknowledgement each."""
 WORKER_HEARS = tuple(f"{topology.KEPT_VALUES}.{bucket}.>" for bucket in (*_WORKERS_READ, topology.WORKERS))

@@ -9,15 +9,17 @@ DEAD_LETTERS_STREAM = "POLYMORPH_DLQ"
 DESIRED = "desired"
 WORKERS = "workers"
 LEASES = "leases"
+RESTARTS = "restarts"
+"""Key = pool: the worker that restarts its engine, of which there is one at a time."""
 QUARANTINE = "quarantine"
 FREEZE = "freeze"
 PAUSE = "pause"
-BUCKETS = (DESIRED, WORKERS, LEASES, QUARANTINE, FREEZE, PAUSE)
+BUCKETS = (DESIRED, WORKERS, LEASES, RESTARTS, QUARANTINE, FREEZE, PAUSE)
 ARTIFACTS = "artifacts"
 
 WORKERS_TTL_S = 10.0
 LEASES_TTL_S = 15.0
-BUCKET_TTL_S = {WORKERS: WORKERS_TTL_S, LEASES: LEASES_TTL_S}
+BUCKET_TTL_S = {WORKERS: WORKERS_TTL_S, LEASES: LEASES_TTL_S, RESTARTS: LEASES_TTL_S}
 
 EVENTS_SUBJECTS = "polymorph.evt.>"
 JOBS_SUBJECTS = "polymorph.cmd.>"
@@ -39,11 +41,6 @@ def bucket_stream(bucket: str) -> str:
 def key_subject(bucket: str, key: str) -> str:
     """The subject that a key is kept under."""
     return f"$KV.{bucket}.{key}"
-
-
-def restart_key(pool: str) -> str:
-    """The lease that a worker of `pool` holds while it restarts its engine."""
-    return f"restart.{pool}"
 
 
 def object_stream(store: str) -> str:

@@ -2,7 +2,7 @@
 
 import os
 
-from polymorph.engine import core
+from polymorph.engine import core, draft
 
 DISABLE_VARIABLE = "POLYMORPH_DISABLE"
 
@@ -20,3 +20,4 @@ def register() -> None:
 
     resume.install()
     core.install()
+    draft.install()

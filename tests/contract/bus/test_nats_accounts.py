@@ -9,7 +9,7 @@ import pytest
 
 from polymorph.bus import topology
 from polymorph.bus.credentials import ROLES, Credentials
-from polymorph.bus.errors import Fatal, Unavailable
+from polymorph.bus.errors import Conflict, Fatal, Unavailable
 from polymorph.bus.nats import NatsBus
 from polymorph.config.clock import SystemClock
 from polymorph.events.requests import ControlSlots
@@ -56,6 +56,13 @@ async def test_a_worker_can_do_its_work(control, worker):
     assert await worker.get_object(digest) == b"k" * 1_000_000
     assert await worker.kv_put("workers", "w1", b"record") > 0
     assert (await control.kv_get("workers", "w1")).value == b"record"
+    turn = await worker.kv_create("restarts", "p", b"w1")
+    with pytest.raises(Conflict):
+        await worker.kv_create("restarts", "p", b"w2")
+    await worker.kv_update("restarts", "p", b"w1", turn)
+    assert (await worker.kv_get("restarts", "p")).value == b"w1"
+    await worker.kv_delete("restarts", "p")
+    assert await worker.kv_create("restarts", "p", b"w2") > turn
     assert await worker.publish(REFUSED) == 1
     assert await worker.publish(REFUSED) == 1
     assert await kept_subjects(control) == [REFUSED.subject()]

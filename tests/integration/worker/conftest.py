@@ -176,6 +176,7 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         "NATS__INBOX_PREFIX": settings.inbox_prefix,
     } | extra
     environment = {**os.environ, **{f"POLYMORPH_WORKER_{name}": value for name, value in variables.items()}}
+    environment.pop("LD_PRELOAD", None)  # vLLM sets it where a test has loaded it in this process
     environment["VLLM_SERVER_DEV_MODE"] = (
         "1"  # its HTTP server passes on calls to the engine: `House.engaged`
     )

@@ -1,10 +1,13 @@
 """An engine is warmed beside the one that serves, and takes over. After the others: it is another engine from then on."""
 
 import asyncio
+import shutil
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from polymorph.bus.nats import NatsBus
 from polymorph.events.requests import PlanAnswer, PlanChange
@@ -12,7 +15,14 @@ from polymorph.events.values import EngineSettings, Revision
 
 pytestmark = [pytest.mark.engine, pytest.mark.real]
 TOKENS = 100
-WANTED = {"block_size": 64, "max_num_seqs": 96}
+DRAFT = Path(__file__).parents[3] / "models" / "tiny-draft"
+WANTED = {
+    "block_size": 64,
+    "max_num_seqs": 96,
+    "speculative_method": "draft_model",
+    "speculative_model": str(DRAFT),
+    "num_speculative_tokens": 2,
+}
 
 
 async def _streamed(url: str, number: int) -> tuple[int, str, str]:
@@ -35,6 +45,14 @@ async def _streamed(url: str, number: int) -> tuple[int, str, str]:
             if line.startswith("data: "):
                 pieces, last = pieces + 1, line
     return pieces, last, answer.headers["x-polymorph-revision"]
+
+
+async def _text(url: str) -> str:
+    body = {"model": "tiny-dense", "prompt": "def main():", "max_tokens": 40, "temperature": 0}
+    async with httpx.AsyncClient(timeout=200) as client:
+        answer = await client.post(f"{url}/v1/completions", json=body)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
 
 
 async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> None:
@@ -66,3 +84,30 @@ async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> 
             await asyncio.sleep(0.1)
     assert record.settings.block_size == 64
     assert "the engine that was replaced has ended" in house.log
+
+
+async def test_a_draft_model_gets_other_weights_while_it_serves(
+    house: Any, bus: NatsBus, tmp_path: Path
+) -> None:
+    """Follows the test above: its engine has a draft model."""
+    other = tmp_path / "draft"
+    shutil.copytree(DRAFT, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: weight * 0.5 for name, weight in weights.items()}, other / "model.safetensors")
+    before = await _text(house.url)
+    traffic = asyncio.create_task(_streamed(house.url, 1))
+    desired = await house.desire_settings(bus, **{**WANTED, "speculative_model": str(other)})
+    event = await house.answer(bus, desired.generation)
+    assert event["type"] == "loaded", event
+    assert event["way"] == "live"
+    assert 0 < event["stood_s"] < 5
+    assert event["settings"]["speculative_model"] == str(other)
+    assert (await traffic)[1] == "data: [DONE]"
+    assert await _text(house.url) == before
+    wrong = await house.desire_settings(
+        bus, **{**WANTED, "speculative_model": str(DRAFT.parent / "tiny-dense")}
+    )
+    event = await house.answer(bus, wrong.generation)
+    assert event["type"] == "refused", event
+    assert "num_hidden_layers 4, the draft model that runs has 1" in event["reason"]
+    assert await _text(house.url) == before

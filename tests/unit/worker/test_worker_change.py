@@ -90,6 +90,24 @@ def test_eager_engines_without_cache_lose_nothing() -> None:
     assert (told.way, told.recapture, told.cache_reset) == (Way.ENGINE, False, False)
 
 
+def test_weights_of_a_draft_model_are_live_where_there_is_one() -> None:
+    drafting = {
+        "speculative_method": "draft_model",
+        "num_speculative_tokens": 2,
+        "speculative_model": "a",
+    }
+    running = Running({**SETTINGS, **drafting}, ("linear",), LIVE | {"speculative_model"}, ENVELOPE)
+    told = planned(running=running, **{**drafting, "speculative_model": "b"})
+    assert (told.way, told.live, told.inverse.speculative_model) == (
+        Way.LIVE,
+        {"speculative_model": "b"},
+        "a",
+    )
+    assert planned(running=running, **{**drafting, "num_speculative_tokens": 3}).way is Way.ENGINE
+    assert planned(running=running).way is Way.ENGINE
+    assert planned(**drafting).way is Way.ENGINE
+
+
 def test_a_setting_that_this_vllm_does_not_let_be_set_needs_an_engine() -> None:
     running = Running(SETTINGS, ("linear",), LIVE - {"max_num_seqs"}, ENVELOPE)
     assert planned(running=running, max_num_seqs=4).way is Way.ENGINE

@@ -163,20 +163,19 @@ async def test_without_memory_the_engine_is_restarted_in_turn(monkeypatch: pytes
     plan = await worker.plan(block_size=32)
     assert plan.way is Way.ROLLING
     assert "needs 1.5 GiB, 1.0 GiB are available" in plan.why
-    key = topology.restart_key("p")
-    await worker.bus.kv_put(topology.LEASES, key, b"another")
+    await worker.bus.kv_put(topology.RESTARTS, "p", b"another")
     restarting = asyncio.create_task(worker.changing.restart(plan))
     await asyncio.sleep(0.05)
     assert worker.seats.current is old
     assert worker.states == []
-    await worker.bus.kv_delete(topology.LEASES, key)
+    await worker.bus.kv_delete(topology.RESTARTS, "p")
     receipt = await restarting
     assert (receipt.way, receipt.settings.block_size) == (Way.ROLLING, 32)
     assert receipt.stood_s > 0
     assert worker.states == [True, False]
     assert not worker.board.held
     with pytest.raises(NotFound):
-        await worker.bus.kv_get(topology.LEASES, key)
+        await worker.bus.kv_get(topology.RESTARTS, "p")
 
 
 async def test_a_restart_that_fails_starts_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from polymorph.events.values import KernelBinding, Numerics, Revision, SampledSt
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
-from polymorph.worker.convergence import GenerationFile
 from polymorph.worker.domain.admission import Fence, Refused, admit_kernel
 from polymorph.worker.domain.counters import NOTHING, Counters
 from polymorph.worker.domain.request_ids import client_request_id
 from polymorph.worker.domain.rows import exercise_sizes, sample_rows
 from polymorph.worker.domain.steps import Load, StepTally, shares
 from polymorph.worker.domain.target import standing, target
+from polymorph.worker.generation import GenerationFile
 
 KERNEL = KernelBinding(
     definition="gemm_n16_k16_f32",

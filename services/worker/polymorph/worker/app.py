@@ -19,9 +19,10 @@ from polymorph.worker.adapters.seating import Seating
 from polymorph.worker.adapters.server import HttpServer, listen
 from polymorph.worker.changing import Changing
 from polymorph.worker.control_plane import ControlPlane, Serving
-from polymorph.worker.convergence import Convergence, GenerationFile
+from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Fence
 from polymorph.worker.domain.change import GIB
+from polymorph.worker.generation import GenerationFile
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.loading import Loader
 from polymorph.worker.registry import HEARTBEAT_S, Registry

@@ -20,6 +20,8 @@ from polymorph.worker.seats import EngineNotStarted, Seats
 
 _log = logging.getLogger(__name__)
 
+_DRAFT = "speculative_model"
+
 EngageOn = Callable[[Engine], Awaitable[None]]
 """Makes an engine run the kernels of a revision."""
 
@@ -65,7 +67,7 @@ class Changing:
         except Refused as refusal:
             _log.warning("settings cannot be read or changed live: %s", refusal)
             return None
-        return Receipt(self._in_force(settings_of(self._base), force), Way.NOTHING, 0.0)
+        return Receipt(_in_force(settings_of(self._base), force), Way.NOTHING, 0.0)
 
     async def plan(self, revision: Revision, generation: int) -> Plan:
         """What it would take to run the settings of `revision`; nothing is done.
@@ -85,13 +87,18 @@ class Changing:
     async def live(self, plan: Plan) -> Receipt:
         """Sets what changes between two steps, and reads it back after a step; nothing where nothing changes."""
         engine = self._seats.engine
-        stood = 0.0
-        if plan.live:
-            stood = (await engine.scheduler.set(plan.live)).seconds
-        force = await self._after_a_step(engine) if plan.live else await engine.scheduler.read()
-        _raise_for_difference(plan.live, force.settings)
+        if not plan.live:
+            return await self._told(engine, plan, 0.0)
+        stood_s = 0.0
+        scheduled = {name: value for name, value in plan.live.items() if name != _DRAFT}
+        if scheduled:
+            stood_s += (await engine.scheduler.set(scheduled)).seconds
+        if _DRAFT in plan.live:
+            stood_s += await engine.draft_weights(plan.live[_DRAFT])
+        force = await self._after_a_step(engine)
+        _raise_for_difference(scheduled, force.settings)
         self._note(plan)
-        return Receipt(self._in_force(plan.settings, force), plan.way, stood)
+        return Receipt(_in_force(plan.settings, force), plan.way, stood_s)
 
     async def back_to(self, revision: Revision) -> None:
         """Sets live what a change that was given up has left behind."""
@@ -112,7 +119,7 @@ class Changing:
         except EngineNotStarted as error:
             raise Refused(f"{error}; the engine before it serves on") from error
         try:
-            receipt = await self._receipt(seat, plan, 0.0)
+            receipt = await self._told(seat.engine, plan, 0.0)
             await engage_on(seat.engine)
             seat.revision = revision
         except BaseException:
@@ -137,7 +144,7 @@ class Changing:
             except EngineNotStarted as error:
                 await self._seats.replace(None, old.launch if old is not None else self._base)
                 raise Refused(f"{error}; the engine runs as before") from error
-        return await self._receipt(seat, plan, turn.stood_s)
+        return await self._told(seat.engine, plan, turn.stood_s)
 
     async def _running(self, seat: Seat) -> Running:
         settings = settings_of(seat.launch)
@@ -148,9 +155,10 @@ class Changing:
             return Running(settings, seat.launch.slots)
         for name, why in force.missing.items():
             _log.warning("%s cannot be set live: %s", name, why)
-        return Running(
-            {**settings, **force.settings}, seat.launch.slots, frozenset(force.settings), force.envelope
-        )
+        live = set(force.settings)
+        if settings["speculative_method"] == "draft_model":
+            live.add(_DRAFT)
+        return Running({**settings, **force.settings}, seat.launch.slots, frozenset(live), force.envelope)
 
     def _room(self, seat: Seat, settings: Mapping[str, Any]) -> Room:
         if not on_cpu():
@@ -159,16 +167,17 @@ class Changing:
         needed = memory.held_by(seat.engine.processes) + int(settings["kv_gib"]) * GIB + self._spare_bytes
         return Room(needed, memory.available())
 
-    async def _receipt(self, seat: Seat, plan: Plan, stood_s: float) -> Receipt:
+    async def _told(self, engine: Engine, plan: Plan, stood_s: float) -> Receipt:
+        """What the engine itself says that it runs, which must be what was planned."""
         try:
-            force = await seat.engine.scheduler.read()
-        except Refused:  # without our calls the engine's configuration is all that it tells
+            force = await engine.scheduler.read()
+        except Refused:  # started without our calls: what it was started with is all that can be told
             return Receipt(EngineSettings(**plan.settings), plan.way, stood_s)
         wanted = {
             name: plan.settings[name] for name in SUPPORTED if name in force.config or name in force.settings
         }
         _raise_for_difference(_comparable(wanted), {**force.config, **force.settings})
-        return Receipt(self._in_force(plan.settings, force), plan.way, stood_s)
+        return Receipt(_in_force(plan.settings, force), plan.way, stood_s)
 
     async def _after_a_step(self, engine: Engine) -> InForce:
         """A request of our own where there is no traffic."""
@@ -179,17 +188,16 @@ class Changing:
             raise Refused("the engine made no step with the new settings")
         return force
 
-    def _in_force(self, settings: Mapping[str, Any], force: InForce) -> EngineSettings:
-        told = {
-            name: value for name, value in {**force.config, **force.settings}.items() if name in SUPPORTED
-        }
-        return EngineSettings(**{**settings, **told})
-
     def _note(self, plan: Plan) -> None:
         """A seat that is replaced from now on, for whatever reason, is replaced by one with these settings."""
         seat = self._seats.current
         if seat is not None and plan.live:
             seat.launch = launch_with(seat.launch, plan.settings, plan.slots)
+
+
+def _in_force(settings: Mapping[str, Any], force: InForce) -> EngineSettings:
+    told = {name: value for name, value in {**force.config, **force.settings}.items() if name in SUPPORTED}
+    return EngineSettings(**{**settings, **told})
 
 
 def _comparable(wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,10 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from polymorph.bus import topology
-from polymorph.bus.errors import BusError, NotFound, Retryable
+from polymorph.bus.errors import BusError, NotFound
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
 from polymorph.events.state import EMPTY, DesiredState, Quarantine
@@ -339,28 +338,3 @@ async def _quarantined(bus: Bus, revision: Revision) -> set[str]:
         if entry.value is not None and Quarantine.model_validate_json(entry.value).artifact == artifact:
             found.add(artifact)
     return found
-
-
-class GenerationFile:
-    """The newest generation that was seen, kept over restarts: what was refused as old stays refused."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> int:
-        try:
-            return int(self._path.read_text())
-        except (FileNotFoundError, ValueError):
-            return -1
-
-    def write(self, generation: int) -> None:
-        """Raises Retryable where the disk does not take it."""
-        if generation == self.read():
-            return
-        staged = self._path.with_suffix(".new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_text(str(generation))
-            staged.replace(self._path)
-        except OSError as error:
-            raise Retryable(f"generation {generation} cannot be kept in {self._path}: {error}") from error

@@ -105,39 +105,38 @@ class Rolling:
 
     @contextlib.asynccontextmanager
     async def _lease(self) -> AsyncIterator[None]:
-        key = topology.restart_key(self._pool)
-        revision = await self._taken(key)
-        renewing = asyncio.create_task(self._renewed(key, revision))
+        revision = await self._taken()
+        renewing = asyncio.create_task(self._renewed(revision))
         try:
             yield
         finally:
             renewing.cancel()
             with contextlib.suppress(BusError):
-                await self._given_back(key)
+                await self._given_back()
 
-    async def _taken(self, key: str) -> int:
+    async def _taken(self) -> int:
         told = False
         while True:
             try:
-                return await self._needed().kv_create(topology.LEASES, key, self._worker_id.encode())
+                return await self._needed().kv_create(topology.RESTARTS, self._pool, self._worker_id.encode())
             except Conflict:
                 if not told:
                     _log.info("another worker of the pool restarts; this one waits for its turn")
                 told = True
                 await self._clock.sleep(_TURN_POLL_S)
 
-    async def _given_back(self, key: str) -> None:
+    async def _given_back(self) -> None:
         """One that ran out meanwhile may be another worker's by now."""
         bus = self._needed()
-        if (await bus.kv_get(topology.LEASES, key)).value == self._worker_id.encode():
-            await bus.kv_delete(topology.LEASES, key)
+        if (await bus.kv_get(topology.RESTARTS, self._pool)).value == self._worker_id.encode():
+            await bus.kv_delete(topology.RESTARTS, self._pool)
 
-    async def _renewed(self, key: str, revision: int) -> None:
+    async def _renewed(self, revision: int) -> None:
         while True:
             await self._clock.sleep(_RENEW_S)
             try:
                 revision = await self._needed().kv_update(
-                    topology.LEASES, key, self._worker_id.encode(), revision
+                    topology.RESTARTS, self._pool, self._worker_id.encode(), revision
                 )
             except BusError as error:
                 # The engine may be down already: what was begun is finished, and the lease ends by itself.

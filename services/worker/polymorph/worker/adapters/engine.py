@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from polymorph.bus.errors import Retryable
 from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.draft import DRAFT_CALL
 from polymorph.engine.launch import EngineLaunch
 from polymorph.worker.adapters.prometheus import lasting_metrics
 from polymorph.worker.adapters.scheduler import Scheduler
@@ -110,6 +111,17 @@ class Engine:
         _raise_for_parted(flipped)
         return staged + max(float(answer["seconds"]) for answer in flipped)
 
+    async def draft_weights(self, folder: str) -> float:
+        """Loads other weights into the draft model between two steps; returns the seconds that the engine stood still.
+
+        Raises:
+            Refused: the engine has no draft model, or not one of that shape; or its weights did not change.
+        """
+        answer = await self._checked(DRAFT_CALL, path=folder)
+        if answer["before"] == answer["after"]:
+            raise Refused(f"{folder} was loaded and the draft model's weights are what they were")
+        return float(answer["seconds"])
+
     async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
         await self._checked(
             "slots_capture", definition=definition, calls=calls, every=every, min_m=min_m, max_m=max_m
@@ -124,7 +136,7 @@ class Engine:
 
     async def exercise(self, m: int) -> None:
         """Makes the engine compute steps of about `m` tokens, with requests of the worker's own."""
-        seqs = int(self.arguments.max_num_active_seqs or self.arguments.max_num_seqs)
+        seqs = int(self.scheduler.seqs or self.arguments.max_num_seqs)
         if m <= seqs:
             await asyncio.gather(*(self._generate(length=2, tokens=2) for _ in range(m)))
         else:

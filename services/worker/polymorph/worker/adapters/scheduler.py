@@ -43,18 +43,25 @@ class Scheduler:
     def __init__(self, llm: Any, dead: type[Exception]) -> None:
         self._llm = llm
         self._dead = dead
+        self.seqs: int | None = None
+        """Sequences that run at the same time, as read last."""
 
     async def read(self) -> InForce:
         """Raises `Refused` where this engine was started without our calls."""
-        return InForce.of(await self._call(SETTINGS_CALL))
+        return self._noted(await self._call(SETTINGS_CALL))
 
     async def set(self, changes: Mapping[str, Any]) -> InForce:
         """Sets all of `changes` or, raising `Refused`, none."""
-        return InForce.of(await self._checked(SET_CALL, dict(changes)))
+        return self._noted(await self._checked(SET_CALL, dict(changes)))
 
     async def salt(self, revision: str | None) -> None:
         """From now on no request reads prefix cache that was written under another revision."""
         await self._checked(SALT_CALL, revision)
+
+    def _noted(self, document: Mapping[str, Any]) -> InForce:
+        force = InForce.of(document)
+        self.seqs = force.settings.get("max_num_seqs")
+        return force
 
     async def _checked(self, name: str, argument: Any) -> dict[str, Any]:
         answer = await self._call(name, argument)
