@@ -1,6 +1,10 @@
 """Settings reach a worker that serves, between two steps: read back from inside, or refused."""
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -115,3 +119,19 @@ async def test_what_cannot_be_is_refused_in_words(
     assert reason in event["reason"]
     assert (await house.record(bus)).settings == before
     assert (await _stream(house.url, 1))[1] == "data: [DONE]"
+
+
+async def test_the_command_says_what_a_worker_would_do(house: Any, bus: NatsBus, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.yaml"
+    asked.write_text("block_size: 64\nmax_num_seqs: 4\n")
+    nats = house.nats.settings("operator")
+    command = [sys.executable, "-m", "polymorph.embedded.cli", "plan", str(asked), "--pool", "tiny"]
+    command += ["--nats", nats.url, "--user", nats.user]
+    environment = {**os.environ, "POLYMORPH_NATS_PASSWORD": nats.password.get_secret_value()}
+    ran = await asyncio.to_thread(
+        subprocess.run, command, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith("w1: engine: block_size null -> 64: a new engine; a second engine needs ")
+    assert lines[1:3] == ["  max_num_seqs: 8 -> 4", "  block_size: null -> 64"]

@@ -38,7 +38,9 @@ class Seating:
             return await self._seat(engine, launch, sink)
         except Exception as error:
             self._telling.close(sink)
-            raise EngineNotStarted(f"the engine does not start: {error}") from error
+            # vLLM's processes write their cause to standard error, and it says "above" here.
+            reason = str(error).replace("See root cause above.", "The cause stands in the worker's log.")
+            raise EngineNotStarted(f"the engine does not start: {reason}") from error
 
     async def close(self, seat: Seat) -> None:
         """Ends the engine and its application."""
