@@ -13,7 +13,13 @@ import sys
 from pathlib import Path
 from random import Random
 
-OPERATIONS = {"rms_norm": "norms", "fused_add_rms_norm": "norms"}
+OPERATIONS = {
+    "rms_norm": "norms",
+    "fused_add_rms_norm": "norms",
+    "silu_and_mul": "activation",
+    "rotary": "rotary",
+    "qk_norm_rotary": "rotary",
+}
 """Each with the module of this folder whose `cases(operation, shapes, tokens, slots)` yields its cases."""
 MODELS = ("tiny-dense", "smollm2-135m-instruct", "tiny-moe", "bench-moe")
 _STARTED = "POLYMORPH_BENCH_STARTED"

@@ -1,11 +1,19 @@
-"""Run by test_compiled_slots.py in a process of its own: vLLM compiled, its graph calling slots of both kinds."""
+"""Run by test_compiled_slots.py in a process of its own: vLLM compiled, its graph calling every slot that there is."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from polymorph.engine.hooks import HOOKS
+from polymorph.engine.launch import EngineLaunch
+
 PROMPTS = ("def main(", "The licence permits", '{"name": ')
+
+
+def launch_of(model: str) -> EngineLaunch:
+    """An engine with all slots, those too that are off by default."""
+    return EngineLaunch(model=Path(model), slots=tuple(HOOKS), max_model_len=256, max_num_seqs=4)
 
 
 def _greedy(llm: Any) -> list[list[int]]:
@@ -21,25 +29,25 @@ def _rpc(llm: Any, method: str, *arguments: Any) -> dict[str, Any]:
     return answer
 
 
-def main(model: str, linear: str, norm: str, result: str) -> None:
+def _binding(name: str, linear: str) -> dict[str, Any]:
+    """The catalogue's first kernel for a definition; for a linear layer, where it has none, that of the tests."""
+    from polymorph.kernels.catalogue.artifacts import artifacts
+    from polymorph.kernels.definitions import definition_named
+
+    made = artifacts(definition_named(name), most=1)
+    if made:
+        return made[0].binding()
+    assert name.startswith("gemm_"), f"the catalogue has no kernel for {name}"
+    return {"definition": name, "min_m": 1, "max_m": 1 << 30, "path": linear, "artifact": f"test-{name}"}
+
+
+def main(model: str, linear: str, result: str) -> None:
     from vllm import LLM
 
-    from polymorph.engine.launch import EngineLaunch
-
-    launch = EngineLaunch(model=Path(model), slots=("linear", "rms_norm"), max_model_len=256, max_num_seqs=4)
-    llm = LLM(**launch.arguments())
-    names = list(_rpc(llm, "slots_describe")["definitions"])
+    llm = LLM(**launch_of(model).arguments())
     found = {"empty": _greedy(llm)}
-    bindings = [
-        {
-            "definition": name,
-            "min_m": 1,
-            "max_m": 1 << 30,
-            "path": linear if name.startswith("gemm") else norm,
-            "artifact": "linear" if name.startswith("gemm") else "norm",
-        }
-        for name in names
-    ]
+    described = _rpc(llm, "slots_describe")
+    bindings = [_binding(name, linear) for name in described["definitions"]]
     _rpc(llm, "slots_prepare", bindings, 60.0)
     _rpc(llm, "slots_engage", bindings)
     _rpc(llm, "slots_read", True)
@@ -47,7 +55,13 @@ def main(model: str, linear: str, norm: str, result: str) -> None:
     counters = _rpc(llm, "slots_read")
     _rpc(llm, "slots_clear")
     found["again"] = _greedy(llm)
-    Path(result).write_text(json.dumps({"names": names, "tokens": found, "counters": counters}))
+    told = {
+        "missing": described["missing"],
+        "tokens": found,
+        "counters": counters,
+        "artifacts": {binding["definition"]: binding["artifact"] for binding in bindings},
+    }
+    Path(result).write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

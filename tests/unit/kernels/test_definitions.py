@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from polymorph.kernels.definitions import (
+    Heads,
     definition_named,
     fused_add_rms_norm_definition,
     linear_definition,
+    qk_norm_rotary_definition,
     rms_norm_definition,
+    rotary_definition,
+    silu_and_mul_definition,
 )
 from polymorph.kernels.schema import Definition, Solution, Trace, TraceStatus, Workload
 
@@ -57,6 +61,8 @@ def test_definitions_survive_json() -> None:
         linear_definition(8, 8, "float32"),
         rms_norm_definition(8, "bfloat16"),
         fused_add_rms_norm_definition(8, "float32"),
+        silu_and_mul_definition(8, "float32"),
+        qk_norm_rotary_definition(Heads(2, 1, 8, 8), "float32"),
     ):
         again = Definition.model_validate_json(definition.canonical())
         assert again == definition
@@ -68,6 +74,9 @@ def test_a_name_tells_its_definition() -> None:
         linear_definition(960, 576, "float32"),
         rms_norm_definition(576, "bfloat16"),
         fused_add_rms_norm_definition(576, "float32"),
+        silu_and_mul_definition(1536, "float32"),
+        rotary_definition(Heads(9, 3, 64, 64), "bfloat16"),
+        qk_norm_rotary_definition(Heads(4, 2, 64, 32, "gptj"), "float32"),
     ):
         assert definition_named(definition.name) == definition
     with pytest.raises(ValueError, match="names no operation"):
@@ -144,3 +153,58 @@ def test_flashinfer_bench_documents_load_unchanged() -> None:
             key: value for key, value in document.items() if key not in ("evaluation", "axes", "spec")
         }
     assert Trace.model_validate(trace).evaluation.status is TraceStatus.PASSED
+
+
+def test_the_gate_is_torchs_silu() -> None:
+    x = torch.randn(4, 12)
+    run = reference(silu_and_mul_definition(6, "float32"))
+    torch.testing.assert_close(run(x), torch.nn.functional.silu(x[:, :6]) * x[:, 6:])
+    assert run(x.double()).dtype is torch.float64
+
+
+@pytest.mark.parametrize("style", ["neox", "gptj"])
+def test_rotation_keeps_lengths_and_turns_by_the_position(style: str) -> None:
+    """A pair is a complex number that is multiplied by e^(i angle); what is beyond the turned values passes."""
+    heads = Heads(2, 1, 6, 4, style)  # type: ignore[arg-type]
+    positions, query, key = torch.tensor([3, 0]), torch.randn(2, 12), torch.randn(2, 6)
+    angles = torch.outer(torch.arange(5.0), torch.tensor([1.0, 0.1]))
+    cache = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    turned, _ = reference(rotary_definition(heads, "float32"))(positions, query, key, cache)
+    first, second = (slice(0, 2), slice(2, 4)) if style == "neox" else (slice(0, 4, 2), slice(1, 4, 2))
+
+    def pairs(x):
+        x = x.view(2, 2, 6)
+        return torch.complex(x[..., first], x[..., second])
+
+    wanted = pairs(query) * torch.polar(torch.ones(2, 1, 2), angles[positions].unsqueeze(1))
+    torch.testing.assert_close(pairs(turned), wanted)
+    assert torch.equal(turned.view(2, 2, 6)[..., 4:], query.view(2, 2, 6)[..., 4:])
+    assert torch.equal(turned[1], query[1])
+
+
+def test_heads_are_normalised_before_they_turn() -> None:
+    heads = Heads(2, 1, 6, 4)
+    positions, query, key, cache = (
+        torch.tensor([3, 0]),
+        torch.randn(2, 12),
+        torch.randn(2, 6),
+        torch.randn(5, 4),
+    )
+    weights = torch.rand(6), torch.rand(6)
+    found = reference(qk_norm_rotary_definition(heads, "float32"))(
+        positions, query, key, cache, *weights, 1e-5
+    )
+    normed = [
+        torch.nn.functional.rms_norm(x.unflatten(-1, (-1, 6)), (6,), weight, 1e-5).flatten(1)
+        for x, weight in zip((query, key), weights, strict=True)
+    ]
+    wanted = reference(rotary_definition(heads, "float32"))(positions, *normed, cache)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_heads_that_cannot_be_turned_are_refused() -> None:
+    with pytest.raises(ValueError, match="an even number up to its width"):
+        rotary_definition(Heads(2, 1, 6, 8), "float32")
+    with pytest.raises(ValueError, match="an even number"):
+        rotary_definition(Heads(2, 1, 6, 5), "float32")

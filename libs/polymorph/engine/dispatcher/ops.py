@@ -19,6 +19,9 @@ def load() -> Any:
     torch.library.register_fake("polymorph::linear", _linear)
     torch.library.register_fake("polymorph::rms_norm", _rms_norm)
     torch.library.register_fake("polymorph::fused_add_rms_norm", _fused_add_rms_norm)
+    torch.library.register_fake("polymorph::silu_and_mul", _silu_and_mul)
+    torch.library.register_fake("polymorph::rotary", _rotary)
+    torch.library.register_fake("polymorph::qk_norm_rotary", _rotary)
     return torch.ops.polymorph
 
 
@@ -37,4 +40,16 @@ def _fused_add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
         torch.empty_like(residual, memory_format=torch.contiguous_format),
+    )
+
+
+def _silu_and_mul(x: Any) -> Any:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+def _rotary(positions: Any, query: Any, key: Any, *others: Any) -> tuple[Any, Any]:
+    del positions, others
+    return (
+        torch.empty_like(query, memory_format=torch.contiguous_format),
+        torch.empty_like(key, memory_format=torch.contiguous_format),
     )

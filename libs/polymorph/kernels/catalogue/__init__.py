@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+from polymorph.kernels.catalogue.activation import silu_and_mul_solutions
 from polymorph.kernels.catalogue.norms import norm_solutions
+from polymorph.kernels.catalogue.rotary import rotary_solutions
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Definition, Solution
 
@@ -11,6 +13,9 @@ Writer = Callable[[Definition, Isa], tuple[Solution, ...]]
 WRITERS: dict[str, Writer] = {
     "rmsnorm": norm_solutions,
     "fused_add_rmsnorm": norm_solutions,
+    "silu_and_mul": silu_and_mul_solutions,
+    "rotary": rotary_solutions,
+    "qk_norm_rotary": rotary_solutions,
 }
 """By `op_type` of the definition; a writer gives the variants that suit the constant axes and the ISA, best guess first."""
 

@@ -48,8 +48,10 @@ def artifacts(
     isa: Isa | None = None,
     folder: Path | None = None,
     runner: CommandRunner = run_command,
+    most: int | None = None,
 ) -> tuple[Artifact, ...]:
-    """Every kernel that the catalogue has for an operation on a machine of this tier, built in the cache and inspected.
+    """The kernels that the catalogue has for an operation on a machine of this tier, the first `most` of them, built in the
+    cache and inspected.
 
     Raises:
         BuildFailed: one does not compile.
@@ -58,7 +60,7 @@ def artifacts(
     tier = detect_isa() if isa is None else isa
     place = (folder or cache_folder()) / "catalogue"
     toolchain = detect_toolchain()
-    return tuple(_artifact(each, place, toolchain, runner) for each in solutions(definition, tier))
+    return tuple(_artifact(each, place, toolchain, runner) for each in solutions(definition, tier)[:most])
 
 
 def _artifact(solution: Solution, place: Path, toolchain: Toolchain, runner: CommandRunner) -> Artifact:

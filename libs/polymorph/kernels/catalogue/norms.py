@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, dataclass
 
+from polymorph.kernels.catalogue.solution import ONE_THREAD, catalogue_solution, grain_label, vector_tier
 from polymorph.kernels.catalogue.template import ELEMENT, rendered
 from polymorph.kernels.isa import LANES, Isa
-from polymorph.kernels.schema import BuildSpec, Definition, Solution, SolutionExtension, SourceFile
+from polymorph.kernels.schema import Definition, Solution, SourceFile
 
-ONE_THREAD = 1 << 30
 _TITLES = {
     False: "y = x / sqrt(mean(x^2) + eps) * weight, computed in float32; y may be x.",
     True: "h = x + residual; y = h / sqrt(mean(h^2) + eps) * weight, in float32; y may be x, and h residual.",
@@ -37,9 +37,8 @@ class _Variant:
     keep: bool
     grain: int
 
-    def label(self, isa: Isa) -> str:
-        threads = "one-thread" if self.grain == ONE_THREAD else f"grain{self.grain}"
-        return f"{isa.name.lower()}-{'kept' if self.keep else 'reread'}-x{self.chains}-{threads}"
+    def label(self) -> str:
+        return f"{'kept' if self.keep else 'reread'}-x{self.chains}-{grain_label(self.grain)}"
 
 
 _VARIANTS = (
@@ -55,27 +54,16 @@ _VARIANTS = (
 
 def norm_solutions(definition: Definition, isa: Isa) -> tuple[Solution, ...]:
     """Best guess first."""
-    tier = min(isa, Isa.AVX512) if isa is not Isa.NEON else isa
     rounded = "residual" in definition.inputs and definition.inputs["x"].dtype != "float32"
     # A rounded sum cannot be read again: it has to be kept.
     variants = [each for each in _VARIANTS if each.keep or not rounded]
-    return tuple(_solution(definition, tier, variant) for variant in variants)
+    return tuple(_solution(definition, vector_tier(isa), variant) for variant in variants)
 
 
 def _solution(definition: Definition, isa: Isa, variant: _Variant) -> Solution:
     source = norm_source(
         definition, lanes=LANES[isa], chains=variant.chains, keep=variant.keep, grain=variant.grain
     )
-    return Solution(
-        name=f"{definition.name}-{variant.label(isa)}",
-        definition=definition.name,
-        author="polymorph",
-        spec=BuildSpec(target_hardware=(isa.name,)),
-        sources=(source,),
-        x_polymorph=SolutionExtension(
-            proposer="catalogue",
-            pattern="vector-norm",
-            params={name: str(value).lower() for name, value in asdict(variant).items()},
-            isa=isa.name,
-        ),
+    return catalogue_solution(
+        definition, variant.label(), isa, (source,), pattern="vector-norm", params=asdict(variant)
     )

@@ -3,6 +3,7 @@
 References keep the dtype they are given, so the evaluator gets a float64 reference by passing float64 tensors.
 """
 
+from polymorph.kernels.definitions.activation import SILU_AND_MUL, silu_and_mul_definition
 from polymorph.kernels.definitions.family import ITEM_BYTES, SHORT, Dtype, Family
 from polymorph.kernels.definitions.linear import LINEAR, linear_definition
 from polymorph.kernels.definitions.norms import (
@@ -11,6 +12,13 @@ from polymorph.kernels.definitions.norms import (
     fused_add_rms_norm_definition,
     rms_norm_definition,
 )
+from polymorph.kernels.definitions.rotary import (
+    QK_NORM_ROTARY,
+    ROTARY,
+    Heads,
+    qk_norm_rotary_definition,
+    rotary_definition,
+)
 from polymorph.kernels.schema import Definition
 
 __all__ = [
@@ -18,13 +26,17 @@ __all__ = [
     "ITEM_BYTES",
     "SHORT",
     "Dtype",
+    "Heads",
     "definition_named",
     "fused_add_rms_norm_definition",
     "linear_definition",
+    "qk_norm_rotary_definition",
     "rms_norm_definition",
+    "rotary_definition",
+    "silu_and_mul_definition",
 ]
 
-FAMILIES: tuple[Family, ...] = (LINEAR, RMS_NORM, FUSED_ADD_RMS_NORM)
+FAMILIES: tuple[Family, ...] = (LINEAR, RMS_NORM, FUSED_ADD_RMS_NORM, SILU_AND_MUL, ROTARY, QK_NORM_ROTARY)
 
 
 def definition_named(name: str) -> Definition:

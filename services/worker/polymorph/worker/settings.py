@@ -1,13 +1,12 @@
 """Settings of a worker: section `worker`, variables `POLYMORPH_WORKER_<FIELD>`."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from polymorph.config.settings import ServiceSettings
-from polymorph.engine.launch import EngineLaunch
+from polymorph.engine.launch import DEFAULT_SLOTS, EngineLaunch
 from polymorph.events.subjects import is_token, pool_id
 
 
@@ -43,15 +42,14 @@ class WorkerSettings(ServiceSettings):
     )
     threads: int = Field(default=0, ge=0, description="0 binds every core that this process may use")
     enforce_eager: bool = Field(default=False, description="no compilation: quick to start, slow to serve")
-    slots: str = Field(default="linear", description="comma-separated: linear, rms_norm; empty for none")
+    slots: str = Field(
+        default=",".join(DEFAULT_SLOTS),
+        description="comma-separated names of slots (docs/architecture.md lists them); empty for none",
+    )
     kept_weights_mib: int = Field(default=4096, ge=0)
     packed_weights_mib: int = Field(default=4096, ge=0)
     trust_file: Path | None = Field(
         default=None, description="public keys of evaluators and promoters; without it nothing is loaded"
-    )
-    capture: Literal["off", "content"] = Field(
-        default="off",
-        description="content: inputs of slots, which derive from users' text, may be captured and sent; they expire",
     )
     drain_timeout_s: float = Field(default=60.0, ge=0)
     hold_timeout_s: float = Field(

@@ -8,28 +8,17 @@
 
 #include <tuple>
 
-#include "site.h"
+#include "keyed.h"
 
 namespace polymorph {
 
-struct NormSite {
-  bool fused;
-  int64_t width;
-  at::ScalarType dtype;
-  int64_t site;
-};
-
 inline int64_t norm_site(bool fused, const at::Tensor &x) {
-  static std::deque<NormSite> known;
+  static KeyedSites<3> known;
   const int64_t width = x.size(-1);
-  for (const auto &entry : known) {
-    if (entry.fused == fused && entry.width == width && entry.dtype == x.scalar_type()) return entry.site;
-  }
-  const std::string dtype = x.scalar_type() == at::kBFloat16 ? "bf16" : x.scalar_type() == at::kHalf ? "f16" : "f32";
-  const std::string stem = fused ? "fused_add_rms_norm_h" : "rms_norm_h";
-  const int64_t site = add_site(stem + std::to_string(width) + "_" + dtype);
-  known.push_back({fused, width, x.scalar_type(), site});
-  return site;
+  const auto dtype = x.scalar_type();
+  return known.find({fused, width, static_cast<int64_t>(dtype)}, [&] {
+    return (fused ? "fused_add_rms_norm_h" : "rms_norm_h") + std::to_string(width) + "_" + dtype_name(dtype);
+  });
 }
 
 inline at::Tensor rms_norm(const at::Tensor &x, const at::Tensor &weight, double eps) {
@@ -41,7 +30,7 @@ inline at::Tensor rms_norm(const at::Tensor &x, const at::Tensor &weight, double
   const at::Tensor out = y.view({-1, width});
   if (rows.size(0) == 0) return y;
   const int64_t site = norm_site(false, x);
-  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0),
+  maybe_capture(definition_of(site), site, rows.size(0),
                 [&] { return Named{{"x", rows}, {"weight", weight}, {"eps", scalar_of(eps)}}; });
   const auto kernel = [&](const Cell &cell) {
     float epsilon = static_cast<float>(eps);
@@ -66,7 +55,7 @@ inline std::tuple<at::Tensor, at::Tensor> fused_add_rms_norm(const at::Tensor &x
   const at::Tensor carried_rows = carried.view({-1, width});
   if (rows.size(0) == 0) return {y, sum};
   const int64_t site = norm_site(true, x);
-  maybe_capture(sites()[static_cast<size_t>(site)].definition, site, rows.size(0), [&] {
+  maybe_capture(definition_of(site), site, rows.size(0), [&] {
     return Named{{"x", rows}, {"residual", carried_rows}, {"weight", weight}, {"eps", scalar_of(eps)}};
   });
   const auto kernel = [&](const Cell &cell) {

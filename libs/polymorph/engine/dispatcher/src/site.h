@@ -36,6 +36,8 @@ inline int32_t pm_dtype_of(const at::Tensor &tensor) {
     case at::kHalf: return PM_F16;
     case at::kDouble: return PM_F64;
     case at::kByte: return PM_U8;
+    case at::kInt: return PM_I32;
+    case at::kLong: return PM_I64;
     default: TORCH_CHECK_VALUE(false, "no kernel takes tensors of ", tensor.scalar_type()); return -1;
   }
 }
@@ -56,12 +58,14 @@ inline pm_tensor view_of(const at::Tensor &tensor) {
 // A scalar parameter as a kernel's tensor of one float32.
 inline at::Tensor scalar_of(double value) { return at::full({1}, value, at::TensorOptions().dtype(at::kFloat)); }
 
-// Calls an operator by its schema, whatever C++ types it was registered with.
+// Calls an operator by its schema, whatever C++ types it was registered with; arguments left out have their defaults.
 template <typename... Arguments>
 void call_boxed(const c10::OperatorHandle &op, Arguments &&...arguments) {
   torch::jit::Stack stack;
   stack.reserve(sizeof...(arguments));
   (stack.emplace_back(arguments), ...);
+  const auto &schema = op.schema().arguments();
+  for (size_t i = stack.size(); i < schema.size(); ++i) stack.emplace_back(schema[i].default_value().value());
   op.callBoxed(&stack);
 }
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from polymorph.compiler.domain.agents.choices import as_text, changes, from_text
 from polymorph.compiler.domain.agents.linear import VECTORS
-from polymorph.kernels.catalogue.norms import ONE_THREAD, norm_source
+from polymorph.kernels.catalogue.norms import norm_source
+from polymorph.kernels.catalogue.solution import ONE_THREAD
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Definition, SourceFile
 
