@@ -213,17 +213,17 @@ class InMemoryBus:
 
     # --- objects and dead letters ----------------------------------------------------------------------------------
 
-    async def put_object(self, data: bytes) -> str:
+    async def put_object(self, data: bytes, *, store: str = topology.ARTIFACTS) -> str:
         await self._round_trip()
         digest = hashlib.sha256(data).hexdigest()
-        self.world.objects[digest] = data
+        self.world.objects[store][digest] = data
         return digest
 
-    async def get_object(self, digest: str) -> bytes:
+    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
         if _DIGEST.fullmatch(digest) is None:
             raise ValueError(f"{digest!r} is no object's name: a sha256 in 64 lower-case hex digits")
         await self._round_trip()
-        data = self.world.objects.get(digest)
+        data = self.world.objects[store].get(digest)
         if data is None:
             raise NotFound(f"no object {digest}")
         if hashlib.sha256(data).hexdigest() != digest:

@@ -170,7 +170,7 @@ class MemoryWorld:
 
     def __init__(self, epoch: int = 1) -> None:
         self._available = True
-        self.objects: dict[str, bytes] = {}
+        self.objects: dict[str, dict[str, bytes]] = {store: {} for store in topology.STORES}
         self.letters: dict[str, DeadLetter] = {}
         self.listeners: list[tuple[str, Listener]] = []
         self.responders: list[MemoryResponder] = []

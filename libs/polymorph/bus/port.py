@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from polymorph.bus import topology
 from polymorph.events.base import Command, Event, Message, Telemetry
 from polymorph.events.envelope import Envelope
 from polymorph.events.requests import Request
@@ -153,11 +154,11 @@ class Bus(Protocol):
         """
         ...
 
-    async def put_object(self, data: bytes) -> str:
-        """Keeps `data` in the object store under its sha256 (hex), which it returns. Idempotent."""
+    async def put_object(self, data: bytes, *, store: str = topology.ARTIFACTS) -> str:
+        """Keeps `data` in an object store under its sha256 (hex), which it returns. Idempotent."""
         ...
 
-    async def get_object(self, digest: str) -> bytes:
+    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
         """Raises `NotFound`, or `Corrupt` where the bytes do not have that digest."""
         ...
 

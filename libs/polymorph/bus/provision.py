@@ -33,6 +33,7 @@ class Limits:
     events_bytes: int = 1024 * MIB
     events_age_s: float = 30 * DAY_S
     jobs_bytes: int = 256 * MIB
+    captures_bytes: int = 1024 * MIB
     dead_letters_bytes: int = 128 * MIB
     dead_letters_age_s: float = 90 * DAY_S
     duplicates_s: float = 600.0
@@ -78,6 +79,9 @@ def wanted_streams(limits: Limits, replicas: int) -> list[api.StreamConfig]:
         ),
         *(_bucket(bucket, replicas) for bucket in topology.BUCKETS),
         _objects(topology.ARTIFACTS, replicas),
+        _objects(topology.CAPTURES, replicas).evolve(
+            max_age=topology.CAPTURES_AGE_S, max_bytes=limits.captures_bytes
+        ),
     ]
 
 

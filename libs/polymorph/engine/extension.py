@@ -166,12 +166,15 @@ class PolymorphExtension:
         max_mib: int = 64,
         min_m: int = 1,
         max_m: int = 1 << 30,
+        ring: bool = False,
     ) -> dict[str, Any]:
-        """Copies the inputs of one in `every` of the next calls, `calls` of them at most; `slots_captured` writes them."""
+        """Copies the inputs of one in `every` of the next calls, `calls` of them at most: the first that come, as a ring
+        the last that came. `slots_captured` writes them.
+        """
         global _DIRECTORY  # noqa: PLW0603 - one capture at a time, as in the dispatcher
         _DIRECTORY = directory
         try:
-            _SLOTS.ops.capture_start(definition, calls, every, max_mib * _MIB, min_m, max_m)
+            _SLOTS.ops.capture_start(definition, calls, every, max_mib * _MIB, min_m, max_m, ring)
         except (ValueError, RuntimeError) as error:
             return {"ok": False, "reason": str(error).splitlines()[0]}
         return {"ok": True, "reason": ""}

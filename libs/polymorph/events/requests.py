@@ -122,6 +122,29 @@ class ControlAnswer(Value):
     served_calls: int = 0
 
 
+class CaptureInputs(Request):
+    """Keep real inputs of a slot for some seconds and send them. Subject id: the worker.
+
+    Activations derive from users' text: a worker refuses unless its configuration allows the capture of content. The
+    answers are a `CaptureTold` (or a `CaptureRefused`) and then the bytes of each call, in parts.
+    """
+
+    DOMAIN = "worker"
+    NAME = "capture-inputs"
+
+    worker_id: str
+    definition: str
+    calls: Annotated[int, Field(ge=1, le=64, description="the last so many calls are kept")] = 8
+    every: Annotated[int, Field(ge=1, description="one call in so many")] = 1
+    min_m: Annotated[int, Field(ge=1)] = 1
+    max_m: Annotated[int, Field(ge=1)] = 1 << 30
+    seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    max_mib: Annotated[int, Field(ge=1, le=64)] = 16
+
+    def subject_id(self) -> str:
+        return self.worker_id
+
+
 class PlanChange(Request):
     """What would a worker do to run this revision? Nothing is done. Subject id: the worker."""
 
@@ -152,10 +175,48 @@ class PlanAnswer(Value):
     generation: Annotated[int, Field(description="the newest that the worker has told to have loaded")] = 0
 
 
-REQUESTS: tuple[type[Request], ...] = (PlaceRequest, LeaseHost, ControlSlots, PlanChange)
+class CaptureRefused(Value):
+    """Nothing was captured."""
+
+    status: Literal["refused"] = "refused"
+    reason: str
+
+
+class CapturedCall(Value):
+    """One call's inputs: a safetensors file of `size` bytes."""
+
+    m: Annotated[int, Field(ge=1)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class CaptureTold(Value):
+    """What was captured; `parts` answers with the bytes follow, call by call."""
+
+    status: Literal["captured"] = "captured"
+    model: str
+    definition: str
+    calls: tuple[CapturedCall, ...]
+    parts: Annotated[int, Field(ge=0)]
+
+
+class CapturePart(Value):
+    """A piece of the bytes of one call, in their order; base64."""
+
+    status: Literal["part"] = "part"
+    call: Annotated[int, Field(ge=0)]
+    content: str
+
+
+CaptureAnswer = Annotated[CaptureRefused | CaptureTold | CapturePart, Field(discriminator="status")]
+CAPTURE: TypeAdapter[CaptureRefused | CaptureTold | CapturePart] = TypeAdapter(CaptureAnswer)
+
+
+REQUESTS: tuple[type[Request], ...] = (PlaceRequest, LeaseHost, ControlSlots, PlanChange, CaptureInputs)
 ANSWERS: dict[type[Request], tuple[type[Value], ...]] = {
     PlaceRequest: (Placed, Held, Unplaceable),
     LeaseHost: (LeaseAnswer,),
     ControlSlots: (ControlAnswer,),
     PlanChange: (PlanAnswer,),
+    CaptureInputs: (CaptureRefused, CaptureTold, CapturePart),
 }

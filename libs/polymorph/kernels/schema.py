@@ -119,6 +119,9 @@ class WorkloadExtension(Document):
     )
     signature: str = ""
     captured_at: str | None = None
+    expires_at: Annotated[str | None, Field(description="when captured inputs are gone from the store")] = (
+        None
+    )
     source_position: str | None = None
     privacy: Literal["synthetic", "own-engine", "captured"] = "synthetic"
 

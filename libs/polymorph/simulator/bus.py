@@ -124,13 +124,13 @@ class FaultyBus:
     def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[KeyValue]:
         return self._inner.kv_watch(bucket, key)
 
-    async def put_object(self, data: bytes) -> str:
+    async def put_object(self, data: bytes, *, store: str = topology.ARTIFACTS) -> str:
         await self._faults.pause("put object")
-        return await self._inner.put_object(data)
+        return await self._inner.put_object(data, store=store)
 
-    async def get_object(self, digest: str) -> bytes:
+    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
         await self._faults.pause("get object")
-        return await self._inner.get_object(digest)
+        return await self._inner.get_object(digest, store=store)
 
     async def dead_letters(self) -> list[DeadLetter]:
         return await self._inner.dead_letters()

@@ -70,7 +70,7 @@ class MemoryBehind:
         self.world.renew_events(epoch=2)
 
     async def corrupt(self, digest: str) -> None:
-        self.world.objects[digest] = b"something else"
+        self.world.objects[topology.ARTIFACTS][digest] = b"something else"
 
     async def close(self) -> None:
         for bus in self.made:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from polymorph.bus import topology
 from polymorph.bus.errors import Corrupt, NotFound
 
 BIG = random.Random(7).randbytes(3_500_000)
@@ -49,3 +50,11 @@ async def test_other_bytes_are_never_handed_out(world):
         await bus.get_object(digest)
     assert await bus.put_object(b"kernel") == digest
     assert await bus.get_object(digest) == b"kernel"
+
+
+async def test_stores_are_apart(world):
+    bus = await world.bus()
+    digest = await bus.put_object(b"activations", store=topology.CAPTURES)
+    assert await bus.get_object(digest, store=topology.CAPTURES) == b"activations"
+    with pytest.raises(NotFound):
+        await bus.get_object(digest)

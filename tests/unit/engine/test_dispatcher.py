@@ -251,6 +251,21 @@ def test_capture_keeps_some_real_inputs(tmp_path: Path) -> None:
     assert (tmp_path / "captured").stat().st_mode & 0o077 == 0
 
 
+def test_a_ring_keeps_the_last_inputs_within_its_bytes(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    layer = Layer()
+    room = 3 * layer.k * 4  # three rows
+    layer.slots.ops.capture_start(layer.definition, 2, 1, room, 1, 8, True)
+    inputs = [torch.randn(m, layer.k) for m in (1, 1, 2, 1, 4, 1)]  # four rows at once never fit
+    for x in inputs:
+        layer(x)
+    calls = collect(layer.slots, tmp_path / "captured")["calls"]
+    assert [call["m"] for call in calls] == [1, 1]
+    assert torch.equal(load_file(calls[0]["path"])["x"], inputs[3])
+    assert torch.equal(load_file(calls[1]["path"])["x"], inputs[5])
+
+
 def test_the_call_stays_one_operator_in_a_compiled_graph() -> None:
     layer = Layer()
     graphs = []

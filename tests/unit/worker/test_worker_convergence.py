@@ -67,8 +67,21 @@ class OneLayer:
             raise Refused(str(error)) from error
         return 0.001
 
-    async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
-        self.slots.ops.capture_start(definition, calls, every, 1 << 20, min_m, max_m)
+    async def capture(
+        self,
+        definition: str,
+        calls: int,
+        every: int,
+        min_m: int,
+        max_m: int,
+        *,
+        max_mib: int = 64,
+        ring: bool = False,
+    ) -> None:
+        try:
+            self.slots.ops.capture_start(definition, calls, every, max_mib << 20, min_m, max_m, ring)
+        except ValueError as error:
+            raise Refused(str(error).splitlines()[0]) from error
 
     async def captured(self, directory: Path) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = collect(self.slots, directory)["calls"]
@@ -330,7 +343,7 @@ async def test_emptied_slots_come_back_while_a_load_fails(house: House) -> None:
     assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
     await house.convergence.switch(empty=True, ttl_s=0.5)
     missing = await house.binding("-DREFUSES_ABOVE=4")
-    house.world.objects.pop(missing.artifact)
+    house.world.objects[topology.ARTIFACTS].pop(missing.artifact)
     await house.desire(2, missing)
     await _until_engaged(house, kernel.artifact)
 
@@ -379,11 +392,11 @@ async def test_a_wrong_kernel_is_refused_by_the_self_test(house: House) -> None:
 
 async def test_an_artifact_that_is_not_there_yet_is_tried_again(house: House) -> None:
     kernel = await house.binding()
-    content = house.world.objects.pop(kernel.artifact)
+    content = house.world.objects[topology.ARTIFACTS].pop(kernel.artifact)
     await house.desire(1, kernel)
     await asyncio.sleep(0.8)
     assert house.convergence.revision.revision == "empty"
-    house.world.objects[kernel.artifact] = content
+    house.world.objects[topology.ARTIFACTS][kernel.artifact] = content
     assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
 
 

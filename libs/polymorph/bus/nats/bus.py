@@ -36,7 +36,7 @@ class NatsBus:
         self._source = source
         self._clock = clock
         self._buckets = Buckets(connection)
-        self._objects = Objects(connection)
+        self._objects = {store: Objects(connection, store) for store in topology.STORES}
         self._letters = DeadLetters(connection)
         self._asking = Asking(connection)
         self._telling = Telling(connection)
@@ -138,11 +138,11 @@ class NatsBus:
     def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[KeyValue]:
         return Watch(self.connection, self._buckets, bucket, key).values()
 
-    async def put_object(self, data: bytes) -> str:
-        return await self._objects.put(data)
+    async def put_object(self, data: bytes, *, store: str = topology.ARTIFACTS) -> str:
+        return await self._objects[store].put(data)
 
-    async def get_object(self, digest: str) -> bytes:
-        return await self._objects.get(digest)
+    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
+        return await self._objects[store].get(digest)
 
     async def dead_letters(self) -> list[DeadLetter]:
         return await self._letters.all()

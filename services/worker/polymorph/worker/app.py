@@ -17,6 +17,7 @@ from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.adapters.seating import Seating
 from polymorph.worker.adapters.server import HttpServer, listen
+from polymorph.worker.capturing import Capturing
 from polymorph.worker.changing import Changing
 from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence
@@ -160,7 +161,15 @@ class Worker:
             lambda: self._telling.load.running > 0,
             self._convergence.standing,
         )
-        return Serving(self._seats, self._convergence, leasing, self._telling, tuned=self._tuned)
+        capturing = Capturing(
+            settings.capture,
+            settings.served_name(),
+            self._seats,
+            self._convergence.change,
+            settings.data_dir.resolve() / "captures",
+            self._clock,
+        )
+        return Serving(self._seats, self._convergence, leasing, self._telling, capturing, tuned=self._tuned)
 
     async def _until_dead(self) -> None:
         while self._seats.alive:

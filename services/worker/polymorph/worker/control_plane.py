@@ -10,7 +10,8 @@ from polymorph.bus.nats import NatsBus
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.config.settings import NatsSettings
-from polymorph.events.requests import ControlSlots, LeaseHost, PlanChange
+from polymorph.events.requests import CaptureInputs, ControlSlots, LeaseHost, PlanChange
+from polymorph.worker.capturing import Capturing
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.counters import Counters
 from polymorph.worker.handlers import Asked
@@ -28,12 +29,20 @@ class Serving:
     """What a started engine adds to the control plane; `tuned` is False where POLYMORPH_DISABLE is set."""
 
     def __init__(
-        self, seats: Seats, convergence: Convergence, leasing: HostLeasing, telling: Telling, *, tuned: bool
+        self,
+        seats: Seats,
+        convergence: Convergence,
+        leasing: HostLeasing,
+        telling: Telling,
+        capturing: Capturing,
+        *,
+        tuned: bool,
     ) -> None:
         self.seats = seats
         self.convergence = convergence
         self.leasing = leasing
         self.telling = telling
+        self.capturing = capturing
         self.tuned = tuned
         self._counted: Seat | None = None
 
@@ -50,12 +59,13 @@ class Serving:
 
     @contextlib.asynccontextmanager
     async def _answering(self, bus: Bus, worker_id: str) -> AsyncIterator[None]:
-        asked = Asked(self.leasing, self.convergence)
+        asked = Asked(self.leasing, self.convergence, self.capturing)
         ends = []
         if self.tuned:
             ends.append(await bus.respond(LeaseHost, worker_id, asked.lease))
             ends.append(await bus.respond(ControlSlots, worker_id, asked.control))
             ends.append(await bus.respond(PlanChange, worker_id, asked.plan))
+            ends.append(await bus.respond(CaptureInputs, worker_id, asked.capture))
         try:
             yield
         finally:

@@ -67,6 +67,11 @@ class Convergence:
         return self.loaded.revision
 
     @property
+    def change(self) -> asyncio.Lock:
+        """Held while kernels change, so that nothing else does what would meet it."""
+        return self._change
+
+    @property
     def generation(self) -> int:
         return self._told
 

@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from polymorph.bus.errors import BusError
 from polymorph.events.requests import (
+    CaptureInputs,
+    CaptureRefused,
     ControlAnswer,
     ControlSlots,
     LeaseAnswer,
@@ -15,6 +17,7 @@ from polymorph.events.requests import (
     PlanChange,
 )
 from polymorph.events.values import Revision
+from polymorph.worker.capturing import Capturing, reply_all
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Refused
 from polymorph.worker.leasing import HostLeasing
@@ -26,9 +29,10 @@ Reply = Callable[[bytes], Awaitable[None]]
 class Asked:
     """Decodes, does and answers; what cannot be decoded is answered too, so that nobody waits for a timeout."""
 
-    def __init__(self, leasing: HostLeasing, convergence: Convergence) -> None:
+    def __init__(self, leasing: HostLeasing, convergence: Convergence, capturing: Capturing) -> None:
         self._leasing = leasing
         self._convergence = convergence
+        self._capturing = capturing
 
     async def lease(self, body: bytes, reply: Reply) -> None:
         try:
@@ -78,3 +82,13 @@ class Asked:
             inverse_slots=plan.inverse_slots,
             generation=max(0, plan.generation),
         )
+
+    async def capture(self, body: bytes, reply: Reply) -> None:
+        try:
+            request = CaptureInputs.model_validate_json(body)
+        except ValidationError as error:
+            _log.warning("a capture request that is none: %s", error)
+            refusal = CaptureRefused(reason="not a CaptureInputs: at most 64 calls, 60 s and 64 MiB")
+            await reply(refusal.model_dump_json().encode())
+        else:
+            await reply_all(self._capturing, request, reply)

@@ -1,6 +1,7 @@
 """Settings of a worker: section `worker`, variables `POLYMORPH_WORKER_<FIELD>`."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -50,6 +51,10 @@ class WorkerSettings(ServiceSettings):
     packed_weights_mib: int = Field(default=4096, ge=0)
     trust_file: Path | None = Field(
         default=None, description="public keys of evaluators and promoters; without it nothing is loaded"
+    )
+    capture: Literal["off", "content"] = Field(
+        default="off",
+        description="content: inputs of slots, which derive from users' text, may be captured and sent; they expire",
     )
     drain_timeout_s: float = Field(default=60.0, ge=0)
     hold_timeout_s: float = Field(

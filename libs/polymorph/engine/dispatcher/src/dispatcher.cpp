@@ -94,14 +94,16 @@ std::vector<int64_t> sites_of(const std::string &definition) {
 }
 
 void capture_start(const std::string &definition, int64_t calls, int64_t every, int64_t max_bytes, int64_t min_m,
-                   int64_t max_m) {
+                   int64_t max_m, bool ring) {
   TORCH_CHECK_VALUE(!sites_of(definition).empty(), "no slot has the definition ", definition);
   Capture &state = capture();
   state.calls.clear();
-  state.remaining = calls;
+  state.most_calls = calls;
   state.every = std::max<int64_t>(every, 1);
   state.seen = 0;
-  state.bytes_left = max_bytes;
+  state.most_bytes = max_bytes;
+  state.bytes = 0;
+  state.ring = ring;
   state.min_m = min_m;
   state.max_m = max_m;
   state.definition.store(interned(definitions(), &DefinitionCounts::name, definition));
@@ -145,8 +147,9 @@ TORCH_LIBRARY(polymorph, library) {
   library.def("loaded_libraries() -> str[]", loaded_libraries);
   library.def("open_flight(str path) -> ()", open_flight);
   library.def("read_counters(bool reset) -> str", read_counters);
-  library.def("capture_start(str definition, int calls, int every, int max_bytes, int min_m, int max_m) -> ()",
-              capture_start);
+  library.def(
+      "capture_start(str definition, int calls, int every, int max_bytes, int min_m, int max_m, bool ring=False) -> ()",
+      capture_start);
   library.def("capture_finish() -> (int[], int[], str[], Tensor[])", capture_finish);
   library.def("threads() -> int", threads);
 }

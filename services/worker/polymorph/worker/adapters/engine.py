@@ -122,9 +122,27 @@ class Engine:
             raise Refused(f"{folder} was loaded and the draft model's weights are what they were")
         return float(answer["seconds"])
 
-    async def capture(self, definition: str, calls: int, every: int, min_m: int, max_m: int) -> None:
+    async def capture(
+        self,
+        definition: str,
+        calls: int,
+        every: int,
+        min_m: int,
+        max_m: int,
+        *,
+        max_mib: int = 64,
+        ring: bool = False,
+    ) -> None:
+        """Keeps inputs of one call in `every`: the first `calls` that come, or as a ring the last."""
         await self._checked(
-            "slots_capture", definition=definition, calls=calls, every=every, min_m=min_m, max_m=max_m
+            "slots_capture",
+            definition=definition,
+            calls=calls,
+            every=every,
+            min_m=min_m,
+            max_m=max_m,
+            max_mib=max_mib,
+            ring=ring,
         )
 
     async def captured(self, directory: Path) -> list[dict[str, Any]]:
