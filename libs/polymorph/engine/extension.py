@@ -5,7 +5,6 @@ it reads.
 """
 
 import json
-import logging
 import os
 import time
 from pathlib import Path
@@ -13,53 +12,18 @@ from typing import Any
 
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
-from polymorph.engine.dispatcher.ops import load
-from polymorph.engine.hooks import HOOKS, HookMissing
-from polymorph.engine.hooks.spin import shorten_spin
-from polymorph.engine.hooks.steps import Steps
-from polymorph.engine.launch import DEFAULT_SLOTS, on_cpu
-from polymorph.engine.profile import StepProfile
-from polymorph.engine.slots import Slots
-from polymorph.engine.weights import WeightStore
+from polymorph.engine.installation import Installation
 
-SLOTS_VARIABLE = "POLYMORPH_SLOTS"
-KEPT_VARIABLE = "POLYMORPH_KEPT_WEIGHTS_MIB"
-PACKED_VARIABLE = "POLYMORPH_PACKED_WEIGHTS_MIB"
 FLIGHT_VARIABLE = "POLYMORPH_FLIGHT_DIR"
-PROFILE_VARIABLE = "POLYMORPH_PROFILE_EVERY_S"
 _MIB = 1 << 20
-_log = logging.getLogger(__name__)
 
-
-def _install() -> Slots:
-    wanted = [name for name in os.environ.get(SLOTS_VARIABLE, ",".join(DEFAULT_SLOTS)).split(",") if name]
-    unknown = set(wanted) - HOOKS.keys()
-    if unknown:
-        raise ValueError(f"{SLOTS_VARIABLE} names {', '.join(sorted(unknown))}: use {', '.join(HOOKS)}")
-    slots = Slots(
-        ops=load(),
-        weights=WeightStore(int(os.environ.get(KEPT_VARIABLE, "4096")) * _MIB),
-        packed_budget=int(os.environ.get(PACKED_VARIABLE, "4096")) * _MIB,
-    )
-    for name in dict.fromkeys(wanted):
-        try:
-            HOOKS[name].probe()
-        except HookMissing as reason:
-            _log.error("the slot %s is off, the engine runs its own code there: %s", name, reason)
-            slots.missing[name] = str(reason)
-        else:
-            HOOKS[name].install(slots)
-    if on_cpu():
-        shorten_spin()
-    return slots
-
-
-_SLOTS = _install()
-_STEPS = Steps(StepProfile(_SLOTS.ops, float(os.environ.get(PROFILE_VARIABLE, "10"))))
-_STEPS.install()
+_INSTALLED = Installation.make()
+_SLOTS: Any = _INSTALLED.slots
+_STEPS: Any = _INSTALLED.steps
 _DIRECTORY: str | None = None
 
 
+@_INSTALLED.answering
 class PolymorphExtension:
     """Calls for `collective_rpc`; each runs between two engine steps and answers with plain values.
 

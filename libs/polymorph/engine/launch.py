@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polymorph.config.folders import cache_folder
+from polymorph.engine.disable import Disabled
 from polymorph.engine.dispatcher.build import source_digest
 from polymorph.kernels.isa import Cpu, Isa
 
@@ -134,16 +135,22 @@ class EngineLaunch:
             config["prompt_lookup_max"] = 4
         return config
 
+    @property
+    def live_slots(self) -> tuple[str, ...]:
+        """The slots that POLYMORPH_DISABLE leaves on."""
+        disabled = Disabled.read()
+        return () if disabled.everything else tuple(name for name in self.slots if name not in disabled.slots)
+
     def arguments(self) -> dict[str, Any]:
         """The same with our slots. What is compiled depends on them, so vLLM's compile cache is told by
         `additional_config`.
         """
-        if not (self.slots and on_cpu()):
+        if not (self.live_slots and on_cpu()):
             return self.plain_arguments()
         return {
             **self.plain_arguments(),
             "worker_extension_cls": EXTENSION,
-            "additional_config": {"polymorph": f"{','.join(self.slots)}-{source_digest()}"},
+            "additional_config": {"polymorph": f"{','.join(self.live_slots)}-{source_digest()}"},
         }
 
     def without_slots(self) -> "EngineLaunch":
@@ -155,7 +162,7 @@ class EngineLaunch:
         variables = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "POLYMORPH_SLOTS": ",".join(self.slots),
+            "POLYMORPH_SLOTS": ",".join(self.live_slots),
             "POLYMORPH_KEPT_WEIGHTS_MIB": str(self.kept_weights_mib),
             "POLYMORPH_PACKED_WEIGHTS_MIB": str(self.packed_weights_mib),
         }

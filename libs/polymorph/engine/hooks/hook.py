@@ -25,6 +25,21 @@ class Hook:
     install: Callable[[Slots], None]
     fuses: bool
 
+    def hindrance(self) -> str | None:
+        """Why this vLLM cannot have the slot; None where it can."""
+        return hindrance(self.probe)
+
+
+def hindrance(probe: Callable[[], None]) -> str | None:
+    """What a probe found missing; a probe that trips over what it looks at has found it too."""
+    try:
+        probe()
+    except HookMissing as missing:
+        return str(missing)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
 
 def expect(found: Any, attribute: str) -> Any:
     """The attribute of a module or class of vLLM.

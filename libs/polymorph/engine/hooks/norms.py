@@ -4,10 +4,14 @@ from typing import Any
 
 import torch
 
-from polymorph.engine.hooks.hook import Hook, expect, expect_operator
+from polymorph.engine.hooks.hook import Hook, HookMissing, expect, expect_operator
 from polymorph.engine.slots import Slots
 
 PROVIDER = "polymorph"
+_PARAMETERS = {
+    "rms_norm": ("x", "weight", "epsilon", "variance_size"),
+    "fused_add_rms_norm": ("x", "x_residual", "weight", "epsilon", "variance_size"),
+}
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -16,8 +20,11 @@ def probe() -> None:
     from vllm.config.kernel import IrOpPriorityConfig  # noqa: PLC0415
 
     expect(IrOpPriorityConfig, "set_default")
-    for name in ("rms_norm", "fused_add_rms_norm"):
+    for name, wanted in _PARAMETERS.items():
         op = expect(ir.ops, name)
+        found = tuple(expect(op, "_py_signature").parameters)
+        if found != wanted:
+            raise HookMissing(f"vLLM's {name} takes {', '.join(found)}, not {', '.join(wanted)}")
         for method in ("register_impl", "set_default", "get_priority"):
             expect(op, method)
         expect_operator(f"_C::{name}")

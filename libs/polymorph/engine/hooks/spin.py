@@ -1,9 +1,22 @@
 """How long an idle engine process keeps a core."""
 
 import functools
+import inspect
 from typing import Any
 
+from polymorph.engine.hooks.hook import HookMissing, expect
+
 SPIN_S = 0.005
+
+
+def probe() -> None:
+    """VLLM waits for the next step in one class, whose instances tell how long."""
+    from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415 - only an engine process has vLLM
+
+    made = expect(expect(shm_broadcast, "SpinCondition"), "__init__")
+    named = set(inspect.unwrap(made).__code__.co_names)
+    if not {"is_reader", "busy_loop_s"} <= named:
+        raise HookMissing("SpinCondition sets no is_reader and busy_loop_s")
 
 
 def shorten_spin(seconds: float = SPIN_S) -> None:

@@ -25,7 +25,7 @@ class Steps:
         """Counts each call of the model from now on; nothing is counted where vLLM is not as expected."""
         try:
             wrapper, base = probe()
-        except HookMissing as reason:
+        except (HookMissing, ImportError) as reason:
             _log.error("steps are neither counted nor profiled: %s", reason)
             return
         self._count(wrapper)

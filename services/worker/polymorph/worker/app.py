@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import socket
 
 from polymorph.bus.errors import Fatal
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
+from polymorph.engine.disable import Disabled
 from polymorph.events.state import WorkerRecord
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.signing import Trust
@@ -44,7 +44,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._tuned = os.environ.get("POLYMORPH_DISABLE", "") not in {"1", "true"}
+        self._tuned = not Disabled.read().everything
         self._cpu = Cpu.read()
         self._pool = settings.pool_name()
         self._state = "starting"

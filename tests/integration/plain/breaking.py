@@ -1,0 +1,83 @@
+"""Finds out what a probe relies on, by running it with recording functions, and breaks it in vLLM."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An attribute of a module or class, its parameters, or a registered operator."""
+
+    kind: str
+    holder: Any
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {getattr(self.holder, '__name__', self.holder)}.{self.name}"
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return id(self.holder), self.name
+
+    def broken(self, patch: pytest.MonkeyPatch) -> None:
+        if self.kind == "operator":
+            whole = getattr(torch.ops, self.holder)
+            names = [each for each in dir(whole) if each != self.name and not each.startswith("__")]
+            rest = {each: getattr(whole, each) for each in names}
+            patch.setattr(torch.ops, self.holder, SimpleNamespace(**rest))
+        elif self.kind == "parameters of":
+            native = inspect.getattr_static(self.holder, self.name)
+            patch.setattr(self._owner, self.name, lambda added, *rest, **named: native(*rest, **named))
+        elif self.name == "__init__":
+            patch.setattr(self._owner, self.name, lambda self: None)
+        else:
+            patch.delattr(self._owner, self.name)
+
+    @property
+    def _owner(self) -> Any:
+        """Whoever holds it: an object, or the class that it has it from."""
+        line = self.holder if inspect.isclass(self.holder) else type(self.holder)
+        holders = [self.holder, *line.__mro__]
+        return next(each for each in holders if self.name in vars(each))
+
+
+@dataclass
+class Recorder:
+    """Stands in for the functions of hooks/hook.py while a probe runs."""
+
+    things: list[Thing] = field(default_factory=list)
+
+    def of(self, probe: Callable[[], Any], patch: pytest.MonkeyPatch) -> list[Thing]:
+        with patch.context() as within:
+            for module in [each for each in sys.modules if each.startswith("polymorph.engine.hooks.")]:
+                for function in (self.expect, self.expect_parameters, self.expect_operator):
+                    if hasattr(sys.modules[module], function.__name__):
+                        within.setattr(sys.modules[module], function.__name__, function)
+            probe()
+        return list(dict.fromkeys(self.things))
+
+    def expect(self, found: Any, attribute: str) -> Any:
+        self.things.append(Thing("attribute", found, attribute))
+        return getattr(found, attribute)
+
+    def expect_parameters(self, function: Any, *names: str) -> None:
+        assert tuple(inspect.signature(function).parameters)[: len(names)] == names
+        looks = [look for look in self.things if look.kind == "attribute"]
+        at = next(look for look in reversed(looks) if getattr(look.holder, look.name) == function)
+        self.things.append(Thing("parameters of", at.holder, at.name))
+
+    def expect_operator(self, schema_name: str) -> None:
+        space, _, name = schema_name.partition("::")
+        assert hasattr(getattr(torch.ops, space), name)
+        self.things.append(Thing("operator", space, name))
+
+
+def relied_on(probe: Callable[[], Any], patch: pytest.MonkeyPatch) -> list[Thing]:
+    return Recorder().of(probe, patch)
