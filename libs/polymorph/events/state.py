@@ -36,6 +36,17 @@ class PromoterSignature(Value):
     signature: str
 
 
+class Reordered(StrEnum):
+    """When kernels of a pool may begin to serve that compute the same sums in another order."""
+
+    AT_ONCE = "at-once"
+    NEW_REQUESTS = "new-requests"
+
+
+def _at_once(value: Reordered) -> bool:
+    return value is Reordered.AT_ONCE
+
+
 class DesiredState(Value):
     """Bucket `desired`, key = pool. `generation` is the fencing token: allocated in SQL, it only grows."""
 
@@ -48,6 +59,9 @@ class DesiredState(Value):
     share: Annotated[float, Field(ge=0, le=1)] = 0.0
     regime: str = "any"
     promotion_id: str | None = None
+    reordered: Annotated[Reordered, Field(description="when kernels of class reordered may engage")] = Field(
+        default=Reordered.AT_ONCE, exclude_if=_at_once
+    )  # absent from what was signed before it was there
     signature: PromoterSignature | None = None
 
     def signed_content(self) -> bytes:

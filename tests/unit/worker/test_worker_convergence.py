@@ -1,6 +1,7 @@
 """Convergence with the real dispatcher in this process; only vLLM around it is missing."""
 
 import asyncio
+import contextlib
 import hashlib
 import subprocess
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from polymorph.engine.dispatcher.ops import load
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
-from polymorph.events.state import DesiredState, PromoterSignature
+from polymorph.events.state import DesiredState, PromoterSignature, Reordered
 from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision, Way
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
@@ -54,6 +55,11 @@ class OneLayer:
         self.layer = self.slots.add_linear(weight, 2, weight, held_by_model=False)
         self.pauses = 0
         self.paused = False
+        self.scheduler = self
+        self.salts: list[str | None] = []
+
+    async def salt(self, revision: str | None) -> None:
+        self.salts.append(revision)
 
     async def counters(self) -> Counters:
         import json
@@ -113,7 +119,17 @@ class Seated:
 
 
 class AsAlways:
-    """Settings that never change."""
+    """Settings that never change. `running` requests are in flight: nothing settles while there are any."""
+
+    running = 0
+    settlings = 0
+
+    @contextlib.asynccontextmanager
+    async def settled(self) -> AsyncIterator[None]:
+        self.settlings += 1
+        if self.running:
+            raise Retryable(f"{self.running} requests did not end")
+        yield
 
     async def plan(self, revision: Revision, generation: int) -> Plan:
         return Plan(Way.NOTHING, generation, {}, (), (), EngineSettings(), None, "")
@@ -167,7 +183,9 @@ class House:
             scratch=self.folder / "selftest",
         )
 
-    async def binding(self, *defines: str, source: Path = KERNEL) -> KernelBinding:
+    async def binding(
+        self, *defines: str, source: Path = KERNEL, numerics: Numerics = Numerics.REORDERED
+    ) -> KernelBinding:
         target = self.folder / f"{hashlib.sha256(repr((defines, source)).encode()).hexdigest()}.so"
         flags = ["-O2", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
         flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
@@ -182,7 +200,7 @@ class House:
             isa="GENERIC",
             toolchain="t",
             layout=None,
-            numerics=Numerics.REORDERED,
+            numerics=numerics,
             min_m=1,
             max_m=8,
             evidence="e",
@@ -194,12 +212,19 @@ class House:
             max_m=8,
             manifest=signed,
             artifact=artifact,
-            numerics=Numerics.REORDERED,
+            numerics=numerics,
         )
 
-    async def desire(self, generation: int, *kernels: KernelBinding) -> None:
+    async def desire(
+        self, generation: int, *kernels: KernelBinding, reordered: Reordered = Reordered.AT_ONCE
+    ) -> None:
         name = f"r{generation}" if kernels else "empty"
-        state = DesiredState(pool="p", generation=generation, stable=Revision(revision=name, kernels=kernels))
+        state = DesiredState(
+            pool="p",
+            generation=generation,
+            stable=Revision(revision=name, kernels=kernels),
+            reordered=reordered,
+        )
         signature = PromoterSignature(
             key_id=self.promoter.key_id, signature=self.promoter.sign(state.signed_content())
         )
@@ -462,3 +487,66 @@ async def test_one_lease_has_the_host_though_both_ask_while_it_breathes(house: H
 def test_slot_bindings_are_plain_values() -> None:
     binding = SlotBinding(DEFINITION, 1, 8, "/x.so", "a")
     assert SlotBinding.of(vars(binding)) == binding
+
+
+async def test_a_lossy_kernel_waits_until_no_request_runs_and_salts_the_cache(house: House) -> None:
+    house.changes.running = 1
+    lossy = await house.binding(numerics=Numerics.LOSSY)
+    await house.desire(1, lossy)
+    async with asyncio.timeout(60):
+        while not house.changes.settlings:
+            await asyncio.sleep(0.01)
+    assert house.engine.slots.engaged == []
+    house.changes.running = 0
+    loaded = await house.answer(1)
+    assert loaded["kernels"] == [lossy.artifact]
+    (salt,) = house.engine.salts
+    assert salt is not None
+    settled = house.changes.settlings
+    await house.desire(2)
+    assert (await house.answer(2))["kernels"] == []
+    assert house.engine.salts == [salt, None]
+    assert house.changes.settlings > settled
+
+
+async def test_a_lossy_kernel_that_fails_is_taken_back_before_requests_come(house: House) -> None:
+    order: list[str] = []
+    broken = await house.binding("-DREFUSES_EXACTLY=5", numerics=Numerics.LOSSY)
+
+    async def five_rows(m: int) -> None:
+        del m
+        house.engine.slots.ops.linear(torch.randn(5, K), None, house.engine.layer, N)
+
+    house.engine.exercise = five_rows  # type: ignore[method-assign]
+
+    @contextlib.asynccontextmanager
+    async def settled() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            order.append(f"newcomers with {len(house.engine.slots.engaged)} kernels")
+
+    house.changes.settled = settled  # type: ignore[method-assign]
+    await house.desire(1, broken)
+    refused = await house.answer(1)
+    assert "gave errors while serving" in refused["reason"]
+    assert order == ["newcomers with 0 kernels"]
+
+
+async def test_a_lossy_revision_is_not_switched(house: House) -> None:
+    await house.desire(1, await house.binding(numerics=Numerics.LOSSY))
+    await house.answer(1)
+    with pytest.raises(Refused, match="two numerics"):
+        await house.convergence.switch(empty=True, ttl_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("reordered", "settles"), [(Reordered.AT_ONCE, False), (Reordered.NEW_REQUESTS, True)]
+)
+async def test_reordered_kernels_come_as_the_pool_says(
+    house: House, reordered: Reordered, settles: bool
+) -> None:
+    await house.desire(1, await house.binding(), reordered=reordered)
+    await house.answer(1)
+    assert bool(house.changes.settlings) is settles
+    assert house.engine.salts == []

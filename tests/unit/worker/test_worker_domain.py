@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from polymorph.bus.errors import Retryable
-from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Stage
+from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Reordered, Stage
 from polymorph.events.values import KernelBinding, Numerics, Revision, SampledSteps
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.domain.admission import Fence, Refused, admit_kernel
 from polymorph.worker.domain.counters import NOTHING, Counters
+from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.request_ids import client_request_id
 from polymorph.worker.domain.rows import exercise_sizes, sample_rows
 from polymorph.worker.domain.steps import Load, StepTally, shares
@@ -275,3 +276,44 @@ def test_rows_cover_both_ends_and_stay_small() -> None:
     assert max(sample_rows(1, 1 << 30)) == 256
     assert exercise_sizes(5, 8) == (8, 5, 6)
     assert exercise_sizes(1, 1) == (1,)
+
+
+def _of(artifact: str, numerics: Numerics) -> KernelBinding:
+    return KERNEL.model_copy(update={"artifact": artifact, "numerics": numerics})
+
+
+@pytest.mark.parametrize(
+    ("now", "goal", "reordered", "waits"),
+    [
+        ((), (Numerics.BITWISE,), Reordered.NEW_REQUESTS, False),
+        ((), (Numerics.REORDERED,), Reordered.AT_ONCE, False),
+        ((), (Numerics.REORDERED,), Reordered.NEW_REQUESTS, True),
+        ((), (Numerics.LOSSY,), Reordered.AT_ONCE, True),
+        ((Numerics.LOSSY,), (), Reordered.AT_ONCE, True),
+        ((Numerics.LOSSY,), (Numerics.LOSSY, Numerics.REORDERED), Reordered.AT_ONCE, False),
+        ((Numerics.REORDERED,), (Numerics.REORDERED,), Reordered.NEW_REQUESTS, False),
+    ],
+)
+def test_when_a_change_may_come(
+    now: tuple[Numerics, ...], goal: tuple[Numerics, ...], reordered: Reordered, waits: bool
+) -> None:
+    def revision(classes: tuple[Numerics, ...]) -> Revision:
+        return Revision(revision="r", kernels=tuple(_of(f"{each}", each) for each in classes))
+
+    assert (waits_for(revision(now), revision(goal), reordered) is not None) is waits
+
+
+def test_numerics_are_named_by_the_lossy_kernels_alone() -> None:
+    lossy, other = _of("a", Numerics.LOSSY), _of("b", Numerics.REORDERED)
+    assert identity(Revision(revision="r", kernels=(other,))) is None
+    named = identity(Revision(revision="r", kernels=(lossy, other)))
+    assert named is not None
+    assert named == identity(Revision(revision="s", kernels=(lossy,)))
+    assert named != identity(Revision(revision="t", kernels=(_of("c", Numerics.LOSSY),)))
+
+
+def test_what_was_signed_before_the_policy_was_there_stays_valid() -> None:
+    state = _state(1)
+    assert b'"reordered":' not in state.signed_content()
+    strict = state.model_copy(update={"reordered": Reordered.NEW_REQUESTS})
+    assert b"new-requests" in strict.signed_content()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +49,8 @@ class Changes(Protocol):
 
     async def restart(self, plan: Plan) -> Receipt: ...
 
+    def settled(self) -> AbstractAsyncContextManager[object]: ...
+
 
 class Changing:
     """Plans and brings about changes of settings, one at a time: the caller sees to that."""
@@ -68,6 +71,14 @@ class Changing:
             _log.warning("settings cannot be read or changed live: %s", refusal)
             return None
         return Receipt(_in_force(settings_of(self._base), force), Way.NOTHING, 0.0)
+
+    def settled(self) -> AbstractAsyncContextManager[object]:
+        """Inside, no request runs: others take newcomers where there are any, else they wait here.
+
+        Raises:
+            Retryable: requests in flight that take too long for newcomers to wait.
+        """
+        return self._rolling.turn(self._seats)
 
     async def plan(self, revision: Revision, generation: int) -> Plan:
         """What it would take to run the settings of `revision`; nothing is done.

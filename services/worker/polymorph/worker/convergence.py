@@ -1,22 +1,25 @@
 """Brings the engine to the desired state, again and again: level-triggered, so a worker that joins late is right."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError, NotFound
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
-from polymorph.events.state import EMPTY, DesiredState, Quarantine
+from polymorph.events.state import EMPTY, DesiredState, Quarantine, Reordered
 from polymorph.events.types import WorkerLoaded, WorkerRefused
 from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.changing import Changes, Receipt
 from polymorph.worker.domain.admission import Fence, Refused
 from polymorph.worker.domain.change import Plan
+from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.target import target
 from polymorph.worker.loading import Loaded, Loader
 from polymorph.worker.seats import Engines
@@ -60,6 +63,7 @@ class Convergence:
         self._moving: asyncio.Task[None] | None = None
         self._return: asyncio.Task[None] | None = None
         self._unsure = False  # whether the slots may run something else than `loaded`, and not by a switch
+        self._salts: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
         self.loaded = _NOTHING
 
     @property
@@ -103,6 +107,10 @@ class Convergence:
 
         Returns the calls that the revision's kernels have served so far.
         """
+        if identity(self.revision) is not None:
+            raise Refused(
+                "a lossy revision is not switched for a measurement: requests would meet two numerics"
+            )
         async with self._change:
             self._return_after(ttl_s if empty else _RETRY_S[0])
             async with self.standing:
@@ -137,17 +145,21 @@ class Convergence:
     async def _restore(self) -> None:
         """Engages what is loaded, whatever the slots run now."""
         async with self._change, self.standing:
-            try:
-                await self._changes.back_to(self.revision)
-                await self._engines.engine.engage(self.loaded.bindings)
-            except Refused as refusal:
-                # The engine's own code always runs; convergence then loads what is desired anew.
-                _log.error("%s cannot serve again, the slots are empty: %s", self.revision.revision, refusal)
-                await self._engines.engine.engage(())
-                self.loaded = _NOTHING
-                self._news.set()
-            self._engines.runs(self.revision.revision)
-            self._unsure = False
+            await self._put_back()
+
+    async def _put_back(self) -> None:
+        try:
+            await self._changes.back_to(self.revision)
+            await self._engines.engine.engage(self.loaded.bindings)
+        except Refused as refusal:
+            # The engine's own code always runs; convergence then loads what is desired anew.
+            _log.error("%s cannot serve again, the slots are empty: %s", self.revision.revision, refusal)
+            await self._engines.engine.engage(())
+            self.loaded = _NOTHING
+            self._news.set()
+        await self._salted(self._engines.engine, self.revision)
+        self._engines.runs(self.revision.revision)
+        self._unsure = False
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -208,14 +220,39 @@ class Convergence:
         async with self._change:
             loader = self._loader_for(bus, self._engines.engine)
             bindings = await loader.prepare(goal, quarantined)
-            async with self.standing:
+            async with self._settled_for(goal), self.standing:
                 # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
                 self._unsure = True
                 self._return_after(_RETRY_S[0])
                 receipt = await self._changes.live(plan)
                 loaded = await loader.engage(goal, bindings)
+                await self._salted(self._engines.engine, goal)
                 self._runs(dataclasses.replace(loaded, receipt=receipt))
             self._stay()
+
+    @contextlib.asynccontextmanager
+    async def _settled_for(self, goal: Revision) -> AsyncIterator[None]:
+        """Where the change of numerics asks for it, inside no request runs; a change that fails is taken back inside."""
+        reordered = Reordered.AT_ONCE if self._desired is None else self._desired.reordered
+        reason = waits_for(self.revision, goal, reordered)
+        if reason is None:
+            yield
+            return
+        _log.info("%s waits until no request runs: %s", goal.revision, reason)
+        async with self._changes.settled():
+            try:
+                yield
+            except (Refused, BusError):
+                async with self.standing:
+                    await self._put_back()
+                raise
+
+    async def _salted(self, engine: Engine, revision: Revision) -> None:
+        """No request reads prefix cache that was written under other numerics. Stock engines are never salted."""
+        salt = identity(revision)
+        if salt != self._salts.get(engine):
+            await engine.scheduler.salt(salt)
+            self._salts[engine] = salt
 
     async def _move(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
         _log.info("generation %d: %s", plan.generation, plan.why)
@@ -231,6 +268,7 @@ class Convergence:
         async def engage_on(engine: Engine) -> None:
             loader = self._loader_for(bus, engine)
             made.append(await loader.engage(goal, await loader.prepare(goal, quarantined)))
+            await self._salted(engine, goal)
 
         receipt = await self._changes.beside(plan, goal.revision, engage_on)
         self._runs(dataclasses.replace(made[0], receipt=receipt))
@@ -243,9 +281,11 @@ class Convergence:
         self._runs(dataclasses.replace(_NOTHING, receipt=receipt))
         try:
             loaded = await self._loader_for(bus, self._engines.engine).engage(goal, bindings)
+            await self._salted(self._engines.engine, goal)
         except Refused:
             back = await self._changes.restart(await self._changes.plan(before.revision, plan.generation))
             await self._engines.engine.engage(before.bindings)
+            await self._salted(self._engines.engine, before.revision)
             self._runs(dataclasses.replace(before, receipt=back))
             raise
         self._runs(dataclasses.replace(loaded, receipt=receipt))
