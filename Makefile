@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings clean
+.PHONY: help setup demo up down status doctor test test-fast test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-operations: setup ## Every slot's native code against kernels of ours (ARG
 
 bench-settings: setup ## Settings changed under load: what streams notice, how long each change takes
 	@$(BIN)/python -m benchmarks.settings_change
+
+bench-hotload: setup ## Kernels swapped under load, and what slots cost while nothing changes
+	@$(BIN)/python -m benchmarks.hotload $(ARGS)
 
 clean: ## Remove caches and the data of embedded mode (not .venv)
 	@rm -rf .polymorph .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -233,6 +233,9 @@ class WorkerLoaded(Event):
         float | None,
         Field(description="how long streams, or newcomers where none ran, stood still for the settings"),
     ] = None
+    served: Annotated[
+        dict[str, int], Field(description="artifact -> calls that it had served when read back")
+    ] = {}
 
     def subject_id(self) -> str:
         return self.pool

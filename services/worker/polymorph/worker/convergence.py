@@ -27,7 +27,7 @@ from polymorph.worker.seats import Engines
 _log = logging.getLogger(__name__)
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _LOOK_AGAIN_S = 30.0
-_NOTHING = Loaded(EMPTY, (), 0, 0.0)
+_NOTHING = Loaded(EMPTY, (), {}, 0.0)
 
 LoaderFor = Callable[[Bus, Engine], Loader]
 
@@ -328,6 +328,7 @@ class Convergence:
                     revision=loaded.revision.revision,
                     kernels=tuple(binding.artifact for binding in loaded.bindings),
                     served_calls=loaded.served_calls,
+                    served=dict(loaded.served),
                     load_s=load_s,
                     paused_s=loaded.paused_s,
                     **_told(loaded.receipt),

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -42,9 +42,14 @@ class Loaded:
 
     revision: Revision
     bindings: tuple[SlotBinding, ...]
-    served_calls: int
+    served: Mapping[str, int]
+    """Artifact -> calls that it had served when it was read back."""
     paused_s: float
     receipt: Receipt | None = None
+
+    @property
+    def served_calls(self) -> int:
+        return sum(self.served.values())
 
 
 @dataclass
@@ -133,10 +138,10 @@ class Loader:
     async def _capture(self, binding: SlotBinding, low: int, high: int) -> None:
         await self.engine.capture(binding.definition, _CAPTURE_CALLS, _CAPTURE_EVERY, low, high)
 
-    async def _read_back(self, bindings: Sequence[SlotBinding], before: Counters) -> int:
+    async def _read_back(self, bindings: Sequence[SlotBinding], before: Counters) -> dict[str, int]:
         """Calls that the new kernels served: a promotion that is acknowledged and never runs is the classic failure."""
         if not bindings:
-            return 0
+            return {}
         await asyncio.sleep(_TRAFFIC_S)
         since = (await self.engine.counters()).since(before)
         for binding in bindings:
@@ -145,7 +150,7 @@ class Loader:
                     await self.engine.exercise(size)
                     since = (await self.engine.counters()).since(before)
         _raise_for_silence(bindings, since)
-        return sum(since.served.get(artifact, 0) for artifact in {each.artifact for each in bindings})
+        return {each.artifact: since.served.get(each.artifact, 0) for each in bindings}
 
 
 def _raise_for_silence(bindings: Sequence[SlotBinding], since: Counters) -> None:

@@ -1,0 +1,1 @@
+"""`make bench-hotload`: kernels changed under load, and what slots cost while nothing changes."""

@@ -1,0 +1,97 @@
+"""Clients that stream without a pause, and note when each piece came."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+PROMPTS = (
+    "def merge(left, right):",
+    "The river rises in the hills north of",
+    '{"level": "info", "message": "request',
+    "Question: why do the days grow shorter?",
+    "SELECT customer, SUM(amount) FROM orders",
+    "To make a simple bread, mix flour and",
+    "Dear committee, thank you for the",
+    "The theorem follows by induction on",
+)
+_TIMEOUT = aiohttp.ClientTimeout(total=300)
+
+
+@dataclass
+class Answer:
+    """One finished stream. `gaps` are the seconds between two of its pieces."""
+
+    prompt: int
+    text: str
+    ok: bool
+    whole: bool
+    began: float
+    pieces: list[float] = field(default_factory=list)
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """Each gap with the time at which it ended."""
+        return [(b, b - a) for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
+
+
+class Streams:
+    """`count` clients on one endpoint, each sending its next request when the last is answered."""
+
+    def __init__(self, url: str, count: int, tokens: int) -> None:
+        self._url = url
+        self._count = count
+        self._tokens = tokens
+        self.answers: list[Answer] = []
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until `stop`, then until the last stream has ended."""
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+            await asyncio.gather(*(self._client(session, number) for number in range(self._count)))
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
+        while not self._stop.is_set():
+            self.answers.append(await ask(session, self._url, number % len(PROMPTS), self._tokens))
+
+
+async def ask(session: aiohttp.ClientSession, url: str, prompt: int, tokens: int) -> Answer:
+    """One greedy stream of exactly `tokens` tokens."""
+    body = {
+        "model": "bench",
+        "prompt": PROMPTS[prompt],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer = Answer(prompt, "", ok=False, whole=False, began=time.monotonic())
+    text: list[str] = []
+    counted, done = 0, False
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            answer.ok = response.status == 200
+            async for line in response.content:
+                if not line.startswith(b"data: "):
+                    continue
+                event = line[6:].strip()
+                if event == b"[DONE]":
+                    done = True
+                    continue
+                chunk = json.loads(event)
+                answer.ok = answer.ok and "error" not in chunk
+                counted = (chunk.get("usage") or {}).get("completion_tokens", counted)
+                if chunk.get("choices"):
+                    answer.pieces.append(time.monotonic())
+                    text.append(chunk["choices"][0]["text"])
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        answer.ok = False
+    answer.text = "".join(text)
+    answer.whole = done and counted == tokens
+    return answer
