@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.hotload.house import House
 
@@ -56,7 +55,7 @@ async def _signed(house: House, solution: Solution, max_m: int) -> KernelBinding
     except BuildFailed:
         return None
     definition = definition_named(solution.definition)
-    artifact = await house.bus.put_object(Path(built.path).read_bytes())
+    artifact = await house.bus.put_object(built.content())
     manifest = Manifest(
         artifact=artifact,
         definition=definition.name,
