@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polymorph.events.values import EngineSettings, Revision, Value, Way
+from polymorph.events.values import EngineSettings, Revision, SlotHits, Value, Way
 
 EMPTY = Revision(revision="empty")
 
@@ -107,6 +107,8 @@ class WorkerRecord(Value):
     settings: Annotated[EngineSettings | None, Field(description="in force, as read from the engine")] = None
     way: Annotated[Way | None, Field(description="how the settings in force came to be")] = None
     stood_s: Annotated[float | None, Field(description="how long streams stood still for that")] = None
+    kernels: Annotated[tuple[str, ...], Field(description="artifacts that are engaged")] = ()
+    hits: Annotated[tuple[SlotHits, ...], Field(description="as counted last; empty slots too")] = ()
 
 
 STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord)

@@ -201,6 +201,16 @@ class SettingChange(Value):
     live: Annotated[bool, Field(description="whether it alone could change while the engine runs")]
 
 
+class SlotHits(Value):
+    """What one slot served since its engine started: calls by bucket of M, and those of them by our kernels."""
+
+    definition: str
+    calls: dict[Bucket, Annotated[int, Field(ge=0)]] = {}
+    by_kernel: Annotated[
+        dict[str, dict[Bucket, int]], Field(description="artifact that is engaged -> bucket of M -> calls")
+    ] = {}
+
+
 class Revision(Value):
     """A complete set of what a pool runs; the empty revision runs the engine's own code as the worker's settings say."""
 

@@ -14,7 +14,7 @@ from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.domain.admission import Fence, Refused, admit_kernel
-from polymorph.worker.domain.counters import NOTHING, Counters
+from polymorph.worker.domain.counters import NOTHING, Counters, hits
 from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.request_ids import client_request_id
 from polymorph.worker.domain.rows import exercise_sizes, sample_rows
@@ -255,6 +255,18 @@ def test_counters_by_artifact_and_operation() -> None:
     assert since.served_by_m == {"a": {"8": 3}}
     assert since.sampled == {"8": {"linear": 21}}
     assert since.sampled_steps == {"8": 3}
+
+
+def test_hits_by_slot_and_bucket() -> None:
+    counted = dataclasses.replace(
+        NOTHING,
+        calls={"norm": {"1": 7}, "gemm": {"1": 5, "8": 2}},
+        served_by_m={"a": {"1": 4}, "gone": {"1": 9}},
+    )
+    gemm, norm = hits(counted, [("gemm", "a"), ("gemm", "b")])
+    assert (gemm.definition, gemm.calls) == ("gemm", {"1": 5, "8": 2})
+    assert gemm.by_kernel == {"a": {"1": 4}, "b": {}}
+    assert (norm.calls, norm.by_kernel) == ({"1": 7}, {})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Fence
 from polymorph.worker.domain.change import GIB
+from polymorph.worker.domain.counters import hits
 from polymorph.worker.generation import GenerationFile
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.loading import Loader
@@ -181,7 +182,9 @@ class Worker:
     def _record(self) -> WorkerRecord:
         load = self._telling.load
         seat = self._seats.current
-        receipt = self._convergence.loaded.receipt if self._convergence is not None else None
+        loaded = self._convergence.loaded if self._convergence is not None else None
+        receipt = loaded.receipt if loaded is not None else None
+        engaged = [(each.definition, each.artifact) for each in loaded.bindings] if loaded is not None else []
         return WorkerRecord.model_validate(
             {
                 "worker_id": self._settings.worker_id,
@@ -202,5 +205,7 @@ class Worker:
                 "settings": receipt.settings if receipt else None,
                 "way": receipt.way if receipt else None,
                 "stood_s": receipt.stood_s if receipt else None,
+                "kernels": tuple(dict.fromkeys(artifact for _, artifact in engaged)),
+                "hits": hits(self._telling.counted, engaged),
             }
         )

@@ -49,6 +49,8 @@ class Telling:
         self._requests: collections.deque[TokensCounted] = collections.deque(maxlen=_KEPT_REQUESTS)
         self._sinks: list[EngineSink] = []
         self._before = NOTHING
+        self.counted = NOTHING
+        """As read last."""
         self._reported_at = clock.monotonic()
 
     @property
@@ -122,6 +124,7 @@ class Telling:
         now = self._clock.monotonic()
         counted = NOTHING if counters is None else counters.since(self._before)
         self._before = counters or self._before
+        self.counted = self._before
         report = self._tally.report(
             pool=self._pool,
             worker_id=self._worker_id,

@@ -1,9 +1,10 @@
 """Reading the slots' counters: what was spent on each operation, and what each artifact served."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from polymorph.events.values import SlotHits
 from polymorph.kernels.buckets import lower_bound
 
 
@@ -56,6 +57,17 @@ class Counters:
             for upper, count in self.calls.get(definition, {}).items()
             if min_m <= lower_bound(int(upper)) and int(upper) <= max_m
         )
+
+
+def hits(counters: Counters, engaged: Iterable[tuple[str, str]]) -> tuple[SlotHits, ...]:
+    """By slot; `engaged` are pairs of definition and artifact."""
+    kernels: dict[str, dict[str, dict[str, int]]] = {}
+    for definition, artifact in engaged:
+        kernels.setdefault(definition, {})[artifact] = dict(counters.served_by_m.get(artifact, {}))
+    return tuple(
+        SlotHits(definition=name, calls=dict(calls), by_kernel=kernels.get(name, {}))
+        for name, calls in sorted(counters.calls.items())
+    )
 
 
 NOTHING = Counters(nanoseconds={}, calls={}, served={}, errors={})
