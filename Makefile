@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload clean
+.PHONY: help setup demo up down status doctor test test-fast test-slow test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ lock: ## Pin what .venv holds now (needs uv in it)
 ##@ Check it
 test: setup ## All tests that run without containers, the real servers and the real engine among them
 	@$(BIN)/python -m pytest -m "not slow" --timeout 600 -n $(WORKERS) $(ARGS)
+
+test-slow: setup ## What takes minutes: two workers that restart in turn
+	@$(BIN)/python -m pytest -m slow --timeout 900 $(ARGS)
 
 test-fast: setup ## Only the quick ones: no server, no engine
 	@$(BIN)/python -m pytest -m "not slow and not real and not engine" --timeout 120 -n $(WORKERS) $(ARGS)

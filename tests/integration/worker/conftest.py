@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +184,12 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         return subprocess.Popen(
             [sys.executable, "-m", "polymorph.worker"], env=environment, stdout=log, stderr=log, cwd=folder
         )
+
+
+@pytest.fixture
+def start() -> Callable[..., subprocess.Popen[bytes]]:
+    """For a test that needs a worker of its own."""
+    return start_worker
 
 
 def wait_until_served(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -55,6 +55,14 @@ async def _text(url: str) -> str:
     return text
 
 
+async def _generated(url: str) -> tuple[float, bool]:
+    """Tokens that vLLM's own metric counts, and whether the block size that it tells is the new one."""
+    async with httpx.AsyncClient(timeout=30) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    counts = [line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total{")]
+    return float(counts[0].split()[-1]), 'block_size="64"' in text
+
+
 async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> None:
     done: list[tuple[int, str, str]] = []
     changed = asyncio.Event()
@@ -68,6 +76,10 @@ async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> 
     plan = PlanAnswer.model_validate_json(await bus.request(request, timeout_s=20))
     assert (plan.way, plan.cache_reset) == ("engine", True)
     assert "above the envelope of 64" in plan.why
+    await _text(house.url)
+    counted, new = await _generated(house.url)
+    assert counted > 0
+    assert not new
     lanes = [asyncio.create_task(lane(number)) for number in range(3)]
     desired = await house.desire_settings(bus, **WANTED)
     event = await house.answer(bus, desired.generation, 280)
@@ -83,6 +95,9 @@ async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> 
         while (record := await house.record(bus)).revision != desired.stable.revision:
             await asyncio.sleep(0.1)
     assert record.settings.block_size == 64
+    tokens, new = await _generated(house.url)
+    assert tokens > counted + TOKENS
+    assert new
     assert "the engine that was replaced has ended" in house.log
 
 

@@ -425,6 +425,76 @@ async def test_an_artifact_that_is_not_there_yet_is_tried_again(house: House) ->
     assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
 
 
+class Beside(AsAlways):
+    """Another engine for each revision but the one that it was made for last."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.may = asyncio.Event()
+        self.moves: list[str] = []
+        self.refuses = ""
+
+    async def plan(self, revision: Revision, generation: int) -> Plan:
+        way = Way.NOTHING if self.moves[-1:] == [revision.revision] else Way.ENGINE
+        return Plan(way, generation, {}, (), (), EngineSettings(), None, "another block size")
+
+    async def beside(self, plan: Plan, revision: str, engage_on: Any) -> Receipt:
+        await self.may.wait()
+        if self.refuses:
+            raise Refused(self.refuses)
+        await engage_on(self.engine)
+        self.moves.append(revision)
+        return Receipt(EngineSettings(block_size=32), plan.way, 0.0)
+
+
+async def test_a_new_engine_is_not_given_up_because_the_bus_is_lost(house: House) -> None:
+    changes = Beside(house.engine)
+    house.convergence._changes = changes  # type: ignore[assignment]
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    async with asyncio.timeout(30):
+        while house.convergence._moving is None:
+            await asyncio.sleep(0.01)
+    assert house.convergence.standing.locked()
+    house.converging.cancel()
+    await asyncio.gather(house.converging, return_exceptions=True)
+    again = asyncio.create_task(house.convergence.run(house.bus))
+    await asyncio.sleep(0.05)
+    changes.may.set()
+    event = await house.answer(1)
+    again.cancel()
+    assert (event["type"], event["way"]) == ("polymorph.evt.worker.loaded.v1", "engine")
+    assert event["settings"] == {"block_size": 32}
+    assert event["kernels"] == [kernel.artifact]
+    assert changes.moves == ["r1"]
+
+
+async def test_pauses_are_refused_while_an_engine_is_being_changed(house: House) -> None:
+    changes = Beside(house.engine)
+    house.convergence._changes = changes  # type: ignore[assignment]
+    leasing = HostLeasing(
+        "p", "w", Seated(house.engine), SystemClock(), lambda: False, house.convergence.standing
+    )
+    lease = LeaseHost(worker_id="w", lease_id="a", burst_s=0.2)
+    assert (await leasing.ask(lease)).granted
+    await house.desire(1, await house.binding())
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        while house.convergence._moving is None or leasing._burst is not None:
+            await asyncio.sleep(0.01)
+        while not house.convergence.standing.locked():
+            await asyncio.sleep(0.01)
+    refused = await leasing.ask(lease)
+    assert (refused.granted, refused.reason) == (False, "the engine is being changed; ask again")
+    assert not house.engine.paused
+    changes.refuses = "it does not start"
+    changes.may.set()
+    event = await house.answer(1)
+    assert (event["type"], event["reason"]) == ("polymorph.evt.worker.refused.v1", "it does not start")
+    assert (await leasing.ask(lease)).granted
+    await leasing.close(None)
+
+
 async def test_bursts_end_by_themselves_and_are_reported(house: House) -> None:
     leasing = HostLeasing("p", "w", Seated(house.engine), SystemClock(), lambda: True)
     watching = asyncio.create_task(leasing.watch(house.bus))

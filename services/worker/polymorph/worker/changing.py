@@ -22,6 +22,7 @@ from polymorph.worker.seats import EngineNotStarted, Seats
 _log = logging.getLogger(__name__)
 
 _DRAFT = "speculative_model"
+_LOOKS, _LOOK_S = 10, 0.03
 
 EngageOn = Callable[[Engine], Awaitable[None]]
 """Makes an engine run the kernels of a revision."""
@@ -191,8 +192,13 @@ class Changing:
         return Receipt(_in_force(plan.settings, force), plan.way, stood_s)
 
     async def _after_a_step(self, engine: Engine) -> InForce:
-        """A request of our own where there is no traffic."""
+        """A step of the traffic or, where there is none, of a request of our own: among others that would wait."""
         first = await engine.scheduler.read()
+        for _ in range(_LOOKS):
+            await asyncio.sleep(_LOOK_S)
+            force = await engine.scheduler.read()
+            if force.step > first.step:
+                return force
         await engine.exercise(1)
         force = await engine.scheduler.read()
         if force.step <= first.step:
