@@ -1,6 +1,7 @@
 """How vLLM is started: as a careful engineer would, with our extension or without it, the same otherwise."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -217,6 +218,7 @@ def on_cpu() -> bool:
     return importlib.util.find_spec("vllm") is None or _version_names_cpu()
 
 
+@functools.cache  # it reads the metadata of every package, for as long as a second
 def _version_names_cpu() -> bool:
     from importlib import metadata  # noqa: PLC0415
 
