@@ -261,3 +261,16 @@ def test_available_memory_keeps_to_the_containers_limit(tmp_path: Path) -> None:
 
 def test_a_launch_tells_every_setting() -> None:
     assert dataclasses.replace(BASE, **settings_of(BASE)) == BASE
+
+
+async def test_the_memory_of_an_engine_that_drains_will_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch, room=int(2.2 * GIB))
+    monkeypatch.setattr(Engine, "processes", [1])
+    monkeypatch.setattr(memory, "held_by", lambda processes: GIB * len(list(processes)))
+    old = await worker.start()
+    assert (await worker.plan(block_size=64)).way is Way.ROLLING
+    with old.serving():
+        worker.seats.seat(await worker.seats.open(BASE))
+        worker.seats.retire(old)
+        assert (await worker.plan(block_size=64)).way is Way.ENGINE
+    await worker.seats.retired()

@@ -177,7 +177,10 @@ class Changing:
             return Room(0, 0, known=False)
         # Cache that nothing has been written to is not held yet: the new engine's is counted in full.
         needed = memory.held_by(seat.engine.processes) + int(settings["kv_gib"]) * GIB + self._spare_bytes
-        return Room(needed, memory.available())
+        # One that still drains will be gone: it is waited for before another starts.
+        leaving = [other for other in self._seats.living if other is not seat]
+        freed = sum(memory.held_by(other.engine.processes) for other in leaving if other.engine.alive)
+        return Room(needed, memory.available() + freed)
 
     async def _told(self, engine: Engine, plan: Plan, stood_s: float) -> Receipt:
         """What the engine itself says that it runs, which must be what was planned."""
