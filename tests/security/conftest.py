@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from polymorph.engine.launch import openmp_library
-from polymorph.evaluator.adapters.sandbox import isolation
 from polymorph.evaluator.adapters.sandbox.compiler import build_harness, confined
-from polymorph.evaluator.adapters.sandbox.isolation import Isolation
 from polymorph.evaluator.adapters.sandbox.lane import Lane, Machine
 from polymorph.evaluator.domain.operation import operation
 from polymorph.evaluator.domain.outcome import Outcome
@@ -26,6 +24,8 @@ from polymorph.kernels.build import build
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.schema import BuildSpec, Solution, SolutionExtension, SourceFile
 from polymorph.kernels.toolchain import detect_toolchain
+from polymorph.sandbox import isolation
+from polymorph.sandbox.isolation import Isolation
 
 KERNELS = Path(__file__).parent / "kernels"
 DEFINITION = "gemm_n272_k64_f32"

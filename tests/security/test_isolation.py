@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from polymorph.evaluator.adapters.sandbox import isolation, limits
-from polymorph.evaluator.adapters.sandbox.isolation import Isolation, IsolationTooWeak
 from polymorph.evaluator.adapters.sandbox.lane import Lane, SandboxBroken
 from polymorph.evaluator.settings import EvaluatorSettings
+from polymorph.sandbox import isolation, limits
+from polymorph.sandbox.isolation import Isolation, IsolationTooWeak
 
 
 def test_a_host_that_isolates_less_than_demanded_evaluates_nothing(monkeypatch) -> None:

@@ -29,5 +29,9 @@ class NotFound(BusError):
     """No such key or object."""
 
 
+class TooLarge(BusError):
+    """An object is larger than its reader takes, and was not read."""
+
+
 class Corrupt(BusError):
     """An object's bytes do not have the digest that names it."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from polymorph.bus import topology
-from polymorph.bus.errors import Conflict, Corrupt, NotFound, Unavailable
+from polymorph.bus.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable
 from polymorph.bus.memory_consumer import MemoryConsumer
 from polymorph.bus.memory_world import MemoryResponder, MemoryWorld
 from polymorph.bus.pattern import matches
@@ -219,13 +219,17 @@ class InMemoryBus:
         self.world.objects[store][digest] = data
         return digest
 
-    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
+    async def get_object(
+        self, digest: str, *, store: str = topology.ARTIFACTS, at_most: int | None = None
+    ) -> bytes:
         if _DIGEST.fullmatch(digest) is None:
             raise ValueError(f"{digest!r} is no object's name: a sha256 in 64 lower-case hex digits")
         await self._round_trip()
         data = self.world.objects[store].get(digest)
         if data is None:
             raise NotFound(f"no object {digest}")
+        if at_most is not None and len(data) > at_most:
+            raise TooLarge(f"object {digest} has {len(data)} bytes, {at_most} are taken")
         if hashlib.sha256(data).hexdigest() != digest:
             raise Corrupt(f"object {digest}: its {len(data)} bytes have another digest")
         return data

@@ -158,8 +158,12 @@ class Bus(Protocol):
         """Keeps `data` in an object store under its sha256 (hex), which it returns. Idempotent."""
         ...
 
-    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
-        """Raises `NotFound`, or `Corrupt` where the bytes do not have that digest."""
+    async def get_object(
+        self, digest: str, *, store: str = topology.ARTIFACTS, at_most: int | None = None
+    ) -> bytes:
+        """Raises `NotFound`, `TooLarge` where there are more than `at_most` bytes (by what the store says of them, before
+        any is read), or `Corrupt` where they do not have that digest.
+        """
         ...
 
     async def dead_letters(self) -> list[DeadLetter]: ...

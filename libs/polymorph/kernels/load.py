@@ -5,6 +5,7 @@ Only for libraries that `inspect_library` passed, in a process that may die: a k
 
 import ctypes
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from enum import IntEnum
@@ -66,6 +67,11 @@ class Tensor(ctypes.Structure):
     def packed(cls, address: int, size: int) -> Self:
         """A packed weight of `size` bytes."""
         return cls.at(address, (size,), DtypeCode.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.sizes[: self.ndim]) * DtypeCode(self.dtype).item_bytes
 
 
 class Buffer:

@@ -128,9 +128,11 @@ class FaultyBus:
         await self._faults.pause("put object")
         return await self._inner.put_object(data, store=store)
 
-    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
+    async def get_object(
+        self, digest: str, *, store: str = topology.ARTIFACTS, at_most: int | None = None
+    ) -> bytes:
         await self._faults.pause("get object")
-        return await self._inner.get_object(digest, store=store)
+        return await self._inner.get_object(digest, store=store, at_most=at_most)
 
     async def dead_letters(self) -> list[DeadLetter]:
         return await self._inner.dead_letters()

@@ -28,6 +28,7 @@ from polymorph.bus.server import NatsServer
 from polymorph.config.clock import SystemClock
 from polymorph.events.state import DesiredState, Mode, PromoterSignature, WorkerRecord
 from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
@@ -80,7 +81,7 @@ class House:
     def build(self, *defines: str, source: Path = SOURCE) -> bytes:
         target = self.folder / f"kernel{hashlib.sha256(repr((defines, source)).encode()).hexdigest()[:8]}.so"
         flags = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
-        flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
+        flags += ["-fno-exceptions", "-fno-rtti", "-Wl,--hash-style=sysv", f"-I{ABI}", *defines]
         subprocess.run(["g++", *flags, str(source), "-o", str(target)], check=True)
         return target.read_bytes()
 
@@ -91,7 +92,7 @@ class House:
         fields = {
             "artifact": artifact,
             "definition": definition,
-            "definition_digest": "0" * 64,
+            "definition_digest": definition_named(definition).digest(),
             "solution": "1" * 64,
             "hardware": Cpu.read().fingerprint,
             "isa": Cpu.read().isa.name,

@@ -26,10 +26,12 @@ from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, PromoterSignature, Reordered
 from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision, Way
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.adapters.artifacts import ArtifactFolder
+from polymorph.worker.adapters.libraries import Libraries
 from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.admission import Fence, Refused
@@ -60,6 +62,9 @@ class OneLayer:
 
     async def salt(self, revision: str | None) -> None:
         self.salts.append(revision)
+
+    async def definitions(self) -> tuple[str, ...]:
+        return tuple(self.slots.definitions())
 
     async def counters(self) -> Counters:
         import json
@@ -181,6 +186,7 @@ class House:
             hardware="here",
             isa=Isa.AVX2,
             scratch=self.folder / "selftest",
+            libraries=Libraries(),
         )
 
     async def binding(
@@ -188,13 +194,13 @@ class House:
     ) -> KernelBinding:
         target = self.folder / f"{hashlib.sha256(repr((defines, source)).encode()).hexdigest()}.so"
         flags = ["-O2", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
-        flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
+        flags += ["-fno-exceptions", "-fno-rtti", "-Wl,--hash-style=sysv", f"-I{ABI}", *defines]
         subprocess.run(["g++", *flags, str(source), "-o", str(target)], check=True)
         artifact = await self.bus.put_object(target.read_bytes())
         manifest = Manifest(
             artifact=artifact,
             definition=DEFINITION,
-            definition_digest="d",
+            definition_digest=definition_named(DEFINITION).digest(),
             solution="s",
             hardware="here",
             isa="GENERIC",

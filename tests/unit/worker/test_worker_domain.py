@@ -10,6 +10,7 @@ import pytest
 from polymorph.bus.errors import Retryable
 from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Reordered, Stage
 from polymorph.events.values import KernelBinding, Numerics, Revision, SampledSteps
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
@@ -115,7 +116,7 @@ def _manifest(**changes: Any) -> Manifest:
     fields: dict[str, Any] = {
         "artifact": KERNEL.artifact,
         "definition": KERNEL.definition,
-        "definition_digest": "d",
+        "definition_digest": definition_named(KERNEL.definition).digest(),
         "solution": "s",
         "hardware": "here",
         "isa": "AVX2",
@@ -140,6 +141,8 @@ def _manifest(**changes: Any) -> Manifest:
         ({"hardware": "there"}, "measured on there"),
         ({"isa": "AVX512"}, "needs AVX512"),
         ({"isa": "MMX"}, "needs MMX"),
+        ({"toolchain": "gxx-0"}, "compiled by gxx-0, taken here is t"),
+        ({"definition_digest": "f" * 64}, "judged by definition ffffffffffff, this installation's is"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(
@@ -147,7 +150,7 @@ def test_a_manifest_that_does_not_fit_is_refused(
 ) -> None:
     signed = sign_manifest(_manifest(**changes), evaluator)
     with pytest.raises(Refused, match=reason):
-        admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=())
+        admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=(), toolchains=("t",))
 
 
 def test_a_manifest_that_fits_is_admitted_unless_in_quarantine(

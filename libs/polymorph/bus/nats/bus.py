@@ -141,8 +141,10 @@ class NatsBus:
     async def put_object(self, data: bytes, *, store: str = topology.ARTIFACTS) -> str:
         return await self._objects[store].put(data)
 
-    async def get_object(self, digest: str, *, store: str = topology.ARTIFACTS) -> bytes:
-        return await self._objects[store].get(digest)
+    async def get_object(
+        self, digest: str, *, store: str = topology.ARTIFACTS, at_most: int | None = None
+    ) -> bytes:
+        return await self._objects[store].get(digest, at_most=at_most)
 
     async def dead_letters(self) -> list[DeadLetter]:
         return await self._letters.all()

@@ -5,9 +5,10 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 
 from polymorph.bus import topology
-from polymorph.bus.errors import Corrupt, NotFound
+from polymorph.bus.errors import Corrupt, NotFound, TooLarge
 from polymorph.bus.nats.connection import Connection, told_as_bus_errors
 from polymorph.bus.nats.stored import last_stored, read_batch
 
@@ -38,7 +39,7 @@ class Objects:
                 await store.put(digest, data)
         return digest
 
-    async def get(self, digest: str) -> bytes:
+    async def get(self, digest: str, *, at_most: int | None = None) -> bytes:
         if _DIGEST.fullmatch(digest) is None:
             raise ValueError(f"{digest!r} is no object's name: a sha256 in 64 lower-case hex digits")
         name = base64.urlsafe_b64encode(digest.encode()).decode()
@@ -48,8 +49,10 @@ class Objects:
         description = json.loads(described.data)
         if description.get("deleted"):
             raise NotFound(f"no object {digest}")
+        limit = _Limit(digest, at_most)
+        limit.check(int(description.get("size", 0)))
         subject = f"$O.{self._store}.C.{description['nuid']}"
-        data = await self._chunks(subject, int(description.get("chunks", 0)))
+        data = await self._chunks(subject, int(description.get("chunks", 0)), limit)
         if hashlib.sha256(data).hexdigest() != digest:
             raise Corrupt(f"object {digest}: its {len(data)} bytes have another digest")
         return data
@@ -61,7 +64,7 @@ class Objects:
             return False
         return True
 
-    async def _chunks(self, subject: str, count: int) -> bytes:
+    async def _chunks(self, subject: str, count: int, limit: "_Limit") -> bytes:
         parts: list[bytes] = []
         first = 1
         while len(parts) < count:
@@ -75,5 +78,16 @@ class Objects:
             if not batch:
                 break
             parts.extend(stored.data for stored in batch)
+            limit.check(sum(map(len, parts)))  # a description may tell less than there is
             first = batch[-1].sequence + 1
         return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class _Limit:
+    digest: str
+    at_most: int | None
+
+    def check(self, size: int) -> None:
+        if self.at_most is not None and size > self.at_most:
+            raise TooLarge(f"object {self.digest} has {size} bytes, {self.at_most} are taken")

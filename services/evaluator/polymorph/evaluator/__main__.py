@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from polymorph.bus.errors import Fatal
 from polymorph.bus.nats import NatsBus
 from polymorph.config.clock import SystemClock
-from polymorph.evaluator.adapters.sandbox.isolation import IsolationTooWeak
 from polymorph.evaluator.app import Evaluator
 from polymorph.evaluator.settings import EvaluatorSettings
 from polymorph.kernels.toolchain import NoCompiler
+from polymorph.sandbox.isolation import IsolationTooWeak
 from polymorph.telemetry.log import configure
 
 _log = logging.getLogger("polymorph.evaluator")

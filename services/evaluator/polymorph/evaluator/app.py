@@ -11,7 +11,6 @@ from polymorph.engine.launch import EngineLaunch, openmp_library
 from polymorph.evaluator.adapters.engine_lane import EngineGone, EngineLane
 from polymorph.evaluator.adapters.lease import HostLease
 from polymorph.evaluator.adapters.records import Records
-from polymorph.evaluator.adapters.sandbox import isolation
 from polymorph.evaluator.adapters.sandbox.compiler import build_harness, confined
 from polymorph.evaluator.adapters.sandbox.lane import Lane, Machine
 from polymorph.evaluator.domain.roofline import Peaks
@@ -30,6 +29,7 @@ from polymorph.events.types import EvaluateCandidate
 from polymorph.kernels.isa import CACHES, Cpu
 from polymorph.kernels.signing import Signer
 from polymorph.kernels.toolchain import detect_toolchain
+from polymorph.sandbox import isolation
 from polymorph.telemetry.health import HealthServer
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from polymorph.config.settings import ServiceSettings
-from polymorph.evaluator.adapters.sandbox.isolation import Isolation
+from polymorph.sandbox.isolation import Isolation, level_named
 
 
 class EvaluatorSettings(ServiceSettings):
@@ -56,8 +56,4 @@ class EvaluatorSettings(ServiceSettings):
 
     def isolation(self) -> Isolation:
         """Raises ValueError for an unknown level."""
-        name = self.min_isolation.upper()
-        if name not in Isolation.__members__:
-            levels = ", ".join(level.name.lower() for level in Isolation)
-            raise ValueError(f"min_isolation is {self.min_isolation!r}: one of {levels}")
-        return Isolation[name]
+        return level_named(self.min_isolation)

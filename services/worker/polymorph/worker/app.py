@@ -15,6 +15,7 @@ from polymorph.kernels.isa import Cpu
 from polymorph.kernels.signing import Trust
 from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.adapters.libraries import Libraries
 from polymorph.worker.adapters.seating import Seating
 from polymorph.worker.adapters.server import HttpServer, listen
 from polymorph.worker.capturing import Capturing
@@ -125,6 +126,7 @@ class Worker:
         fence = Fence(self._pool, trust, seen.read(), seen.write)
 
         tested: set[tuple[str, str, int, int]] = set()
+        libraries = Libraries()
 
         def loader_for(bus: Bus, engine: Engine) -> Loader:
             return Loader(
@@ -135,6 +137,9 @@ class Worker:
                 isa=self._cpu.isa,
                 scratch=settings.data_dir.resolve() / "selftest",
                 tested=tested,
+                libraries=libraries,
+                min_isolation=settings.isolation(),
+                toolchains=settings.trusted_toolchains(),
             )
 
         async def leaving(yes: bool) -> None:

@@ -11,11 +11,16 @@ from typing import Protocol
 from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.selftest_case import SelfTest
 from polymorph.events.values import KernelBinding, Revision
+from polymorph.kernels.inspect import LibraryRefused, inspect_library
 from polymorph.kernels.isa import Isa
-from polymorph.kernels.schema import SignedManifest
+from polymorph.kernels.schema import Manifest, SignedManifest
 from polymorph.kernels.signing import Trust
+from polymorph.kernels.state import state
+from polymorph.sandbox import isolation
+from polymorph.sandbox.isolation import Isolation, IsolationTooWeak
 from polymorph.worker.adapters import selftest
 from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.adapters.libraries import HeldLibrary, Libraries
 from polymorph.worker.changing import Receipt
 from polymorph.worker.domain.admission import Refused, admit_kernel
 from polymorph.worker.domain.counters import Counters
@@ -33,7 +38,7 @@ class Artifacts(Protocol):
 
     async def manifest(self, digest: str) -> SignedManifest: ...
 
-    async def library(self, digest: str) -> Path: ...
+    async def library(self, digest: str) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class Loader:
     hardware: str
     isa: Isa
     scratch: Path
+    libraries: Libraries
+    min_isolation: Isolation = Isolation.FILTERED
+    toolchains: frozenset[str] = frozenset()
     tested: set[tuple[str, str, int, int]] = field(default_factory=set)
 
     async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
@@ -70,7 +78,16 @@ class Loader:
         Raises:
             Refused: one of them may not run here, or fails its self-test.
         """
-        return tuple([await self._prepared(kernel, quarantined) for kernel in revision.kernels])
+        if not revision.kernels:
+            return ()
+        level = await self._level()
+        known = await self.engine.definitions()
+        for kernel in revision.kernels:
+            if kernel.definition not in known:
+                raise Refused(
+                    f"no slot for {kernel.definition}: this engine has {', '.join(known) or 'none'}"
+                )
+        return tuple([await self._prepared(kernel, quarantined, level) for kernel in revision.kernels])
 
     async def engage(self, revision: Revision, bindings: tuple[SlotBinding, ...]) -> Loaded:
         """Makes the slots run `revision`; after any error they may run it or what they ran before.
@@ -82,38 +99,52 @@ class Loader:
         paused_s = await self.engine.engage(bindings)
         return Loaded(revision, bindings, await self._read_back(bindings, counted), paused_s)
 
-    async def _prepared(self, kernel: KernelBinding, quarantined: set[str]) -> SlotBinding:
+    async def _level(self) -> Isolation:
+        try:
+            return await asyncio.to_thread(isolation.require, self.min_isolation)
+        except IsolationTooWeak as error:
+            raise Refused(f"no kernel is tested here: {error}") from error
+
+    async def _prepared(self, kernel: KernelBinding, quarantined: set[str], level: Isolation) -> SlotBinding:
         signed = await self.artifacts.manifest(kernel.manifest)
         manifest = admit_kernel(
-            kernel, signed, self.trust, hardware=self.hardware, isa=self.isa, quarantined=quarantined
-        )
-        path = await self.artifacts.library(kernel.artifact)
+            kernel, signed, self.trust, hardware=self.hardware, isa=self.isa, quarantined=quarantined,
+            toolchains=self.toolchains,
+        )  # fmt: skip
+        content = await self.artifacts.library(kernel.artifact)
+        _inspect(content, manifest)
+        held = self.libraries.hold(kernel.artifact, content)
         binding = SlotBinding(
             definition=kernel.definition,
             min_m=kernel.min_m,
             max_m=kernel.max_m,
-            path=str(path),
+            path=held.path,
             artifact=kernel.artifact,
             layout=manifest.layout,
         )
-        await self._test(binding, str(kernel.numerics))
+        await self._test(binding, held, str(kernel.numerics), level)
         return binding
 
-    async def _test(self, binding: SlotBinding, numerics: str) -> None:
+    async def _test(self, binding: SlotBinding, held: HeldLibrary, numerics: str, level: Isolation) -> None:
         key = (binding.artifact, binding.definition, binding.min_m, binding.max_m)
         if key in self.tested:
             return
         folder = self.scratch / binding.artifact
         try:
             calls = await self._captured(binding, folder)
+            private = folder / "private"
+            private.mkdir(mode=0o700)
             await selftest.check(
                 SelfTest(
                     definition=binding.definition,
-                    library=binding.path,
                     numerics=numerics,
                     calls=tuple(call["path"] for call in calls),
                     weight=calls[0]["weight"],
                     rows=sample_rows(binding.min_m, binding.max_m),
+                    library=held.descriptor,
+                    host=await selftest.host(),
+                    scratch=str(private),
+                    level=int(level),
                 )
             )
         finally:
@@ -151,6 +182,18 @@ class Loader:
                     since = (await self.engine.counters()).since(before)
         _raise_for_silence(bindings, since)
         return {each.artifact: since.served.get(each.artifact, 0) for each in bindings}
+
+
+def _inspect(content: bytes, manifest: Manifest) -> None:
+    """What the evaluator saw to is seen to here again, before anything of the library runs in any process."""
+    try:
+        inspect_library(content, packs=manifest.layout is not None, isa=Isa[manifest.isa])
+        reasons = state(content)
+    except LibraryRefused as error:
+        reasons = list(error.reasons)
+    if reasons:
+        text = "; ".join(reasons[:5])
+        raise Refused(f"the library of {manifest.definition} holds what no kernel needs: {text}"[:1000])
 
 
 def _raise_for_silence(bindings: Sequence[SlotBinding], since: Counters) -> None:

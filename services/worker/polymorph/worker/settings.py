@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from polymorph.config.settings import ServiceSettings
 from polymorph.engine.launch import DEFAULT_SLOTS, EngineLaunch
 from polymorph.events.subjects import is_token, pool_id
+from polymorph.sandbox.isolation import Isolation, level_named
 
 
 class WorkerSettings(ServiceSettings):
@@ -56,6 +57,13 @@ class WorkerSettings(ServiceSettings):
         default="off",
         description="content: inputs of slots, which derive from users' text, may be captured and sent; they expire",
     )
+    min_isolation: str = Field(
+        default="filtered",
+        description="of kernels' self-tests: process, filtered or namespaced; less is refused",
+    )
+    toolchains: str = Field(
+        default="", description="digests of compilers whose kernels are taken, with commas; empty takes any"
+    )
     drain_timeout_s: float = Field(default=60.0, ge=0)
     hold_timeout_s: float = Field(
         default=120.0, gt=0, description="how long newcomers wait while the engine is replaced, before a 503"
@@ -82,10 +90,18 @@ class WorkerSettings(ServiceSettings):
             ValueError: a setting that cannot work, and what would.
         """
         self.pool_name()
+        self.isolation()
         if not (self.model / "config.json").exists():
             raise ValueError(f"{self.model} is no model folder: it has no config.json")
         if self.trust_file is not None and not self.trust_file.exists():
             raise ValueError(f"trust file {self.trust_file} does not exist")
+
+    def isolation(self) -> Isolation:
+        """Raises ValueError for an unknown level."""
+        return level_named(self.min_isolation)
+
+    def trusted_toolchains(self) -> frozenset[str]:
+        return frozenset(name.strip() for name in self.toolchains.split(",") if name.strip())
 
     def url(self) -> str:
         return (self.advertise_url or f"http://{self.host}:{self.port}").rstrip("/")

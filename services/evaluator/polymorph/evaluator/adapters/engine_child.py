@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Any
 
-from polymorph.evaluator.adapters.sandbox import wire
+from polymorph.sandbox import wire
 
 
 class EngineProcess:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polymorph.engine.launch import EngineLaunch
-from polymorph.evaluator.adapters.sandbox import wire
+from polymorph.sandbox import wire
 
 _log = logging.getLogger(__name__)
 _NICE = 10

@@ -1,6 +1,5 @@
 """Gates G0 and G1: read the sources, build them in the sandbox, read what came out."""
 
-import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +9,12 @@ from polymorph.evaluator.domain.outcome import Outcome, failed, passed
 from polymorph.evaluator.domain.tripwires import tripped
 from polymorph.events.values import Gate
 from polymorph.kernels.build import BuildFailed, build, solution_isa
-from polymorph.kernels.elf import PT_LOAD
 from polymorph.kernels.inspect import LibraryRefused, inspect_library
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.layout import layout_digest
 from polymorph.kernels.schema import Solution, TraceStatus
+from polymorph.kernels.state import state
 from polymorph.kernels.toolchain import CommandRunner, Toolchain
-
-_PT_GNU_RELRO = 0x6474E552
-_MOST_STATE = 64
-_MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +65,3 @@ class Builder:
             "toolchain": self.toolchain.digest,
         }
         return passed(Gate.G1_BUILD, "builds, and the library holds code alone", **evidence), content
-
-
-def state(content: bytes) -> list[str]:
-    """Why the library could keep something from one call to the next: writable memory beyond the loader's own."""
-    if len(content) > _MOST_BYTES:
-        return [f"a library of {len(content)} bytes: at most {_MOST_BYTES}"]
-    table, size, count = struct.unpack_from("<Q", content, 32)[0], *struct.unpack_from("<HH", content, 54)
-    writable = relro = 0
-    for index in range(count):
-        kind, flags, *_, memory, _ = struct.unpack_from("<IIQQQQQQ", content, table + index * size)
-        writable += memory if kind == PT_LOAD and flags & 2 else 0
-        relro += memory if kind == _PT_GNU_RELRO else 0
-    if writable - relro > _MOST_STATE:
-        return [f"{writable - relro} bytes of writable data: a kernel keeps no state between calls"]
-    return []

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from polymorph.evaluator.adapters.sandbox import buffers
 from polymorph.evaluator.adapters.sandbox.lane import (
     CandidateDied,
     CandidateRefused,
@@ -31,6 +30,7 @@ from polymorph.evaluator.gates.calling import (
 from polymorph.evaluator.gates.subject import GateFailed, Subject
 from polymorph.events.values import Gate, Numerics
 from polymorph.kernels.schema import TraceStatus
+from polymorph.sandbox.sealed import sealed
 
 _GATE = Gate.G2_CORRECT
 _CALL_S = 20.0
@@ -103,7 +103,7 @@ class Correctness:
     ) -> tuple[Errors, bool]:
         op, errors, bitwise = subject.operation, Errors(), True
         absolute = np.abs(weight).T
-        with self._lane.process({"candidate": [buffers.library(library)]}) as process:
+        with self._lane.process({"candidate": [sealed("kernel", library)]}) as process:
             self._pack(process, subject, weight)
             for item in prepared:
                 with _Call(process, op, item, self._call_s) as call:

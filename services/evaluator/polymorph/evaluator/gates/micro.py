@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from polymorph.evaluator.adapters.sandbox import buffers
 from polymorph.evaluator.adapters.sandbox.lane import (
     CandidateDied,
     CandidateRefused,
@@ -33,6 +32,7 @@ from polymorph.evaluator.gates.host import Host, HostBusy
 from polymorph.evaluator.gates.subject import GateFailed, Subject
 from polymorph.events.values import Gate
 from polymorph.kernels.schema import TraceStatus
+from polymorph.sandbox.sealed import sealed
 from polymorph.stats.hierarchical import log_ratio, speedup
 
 _BANK = 1 << 22
@@ -253,9 +253,9 @@ class _Bench:
         loads = self._design.loads
         arms = {}
         if candidate:
-            arms["candidate"] = [buffers.library(self._library) for _ in range(loads)]
+            arms["candidate"] = [sealed("kernel", self._library) for _ in range(loads)]
         if self._subject.incumbent is not None:
-            arms["incumbent"] = [buffers.library(self._subject.incumbent.content) for _ in range(loads)]
+            arms["incumbent"] = [sealed("kernel", self._subject.incumbent.content) for _ in range(loads)]
         return arms
 
     def _arms_in(self, process: Process, slots: int) -> Arms:

@@ -1,47 +1,73 @@
-"""Kernels on disk, each under the digest of its content, readable by this user alone."""
+"""Kernels out of the object store, and a copy of each on disk under the digest of its content."""
 
 import hashlib
 import os
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from polymorph.bus.errors import Corrupt, TooLarge
 from polymorph.bus.port import Bus
 from polymorph.kernels.schema import SignedManifest
+from polymorph.kernels.state import MOST_BYTES
 from polymorph.worker.domain.admission import Refused
+
+_MANIFEST_BYTES = 64 << 10
 
 
 class ArtifactFolder:
-    """Fetches from the object store and keeps. A file is never written twice: its name is its content."""
+    """Fetches from the object store and keeps. What is on disk is believed by its digest alone."""
 
     def __init__(self, folder: Path, bus: Bus) -> None:
         self._folder = folder
         self._bus = bus
 
     async def manifest(self, digest: str) -> SignedManifest:
-        """Raises `Refused` where the object is no signed manifest."""
-        content = await self._bus.get_object(digest)
+        """Raises `Refused` where the object is no signed manifest, or too large for one."""
+        content = await self._object(digest, _MANIFEST_BYTES, "a manifest")
         try:
             return SignedManifest.model_validate_json(content)
-        except ValueError as error:
-            raise Refused(f"object {digest[:12]} is no signed manifest") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the document"
+            raise Refused(f"object {digest[:12]} is no signed manifest: {where}: {first['msg']}") from error
 
-    async def library(self, digest: str) -> Path:
-        """The path of the shared library. A file that is there is checked again before it is believed.
+    async def library(self, digest: str) -> bytes:
+        """The bytes of a shared library, which have that digest.
 
         Raises:
-            Refused: the bytes do not have that digest.
+            Refused: the object's bytes do not, or are too many.
         """
+        path = self._folder / f"{digest}.so"
+        content = _kept(path) if digest.isalnum() else None
+        if content is not None and _digest(content) == digest:
+            return content
+        content = await self._object(digest, MOST_BYTES, "a library")
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder.resolve() / f"{digest}.so"
-        if path.exists() and _digest(path.read_bytes()) == digest:
-            return path
-        content = await self._bus.get_object(digest)
-        if _digest(content) != digest:
-            raise Refused(f"the object store gave other bytes for {digest[:12]}")
         staged = path.with_name(f"{digest}.{os.getpid()}")
         staged.write_bytes(content)
-        staged.chmod(0o500)
+        staged.chmod(0o400)
         staged.replace(path)
-        return path
+        return content
+
+    async def _object(self, digest: str, at_most: int, what: str) -> bytes:
+        try:
+            return await self._bus.get_object(digest, at_most=at_most)
+        except TooLarge as error:
+            raise Refused(f"{what} of at most {at_most} bytes is right: {error}") from error
+        except Corrupt as error:
+            raise Refused(f"the object store holds other bytes than were signed: {error}") from error
+        except ValueError as error:
+            raise Refused(f"{what} is named by its sha256: {error}") from error
+
+
+def _kept(path: Path) -> bytes | None:
+    """The file's first bytes, one more than a library may have: a longer file has another digest."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
 
 
 def _digest(content: bytes) -> str:

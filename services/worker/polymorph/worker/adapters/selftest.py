@@ -1,16 +1,26 @@
-"""Runs the engine's self-test of a kernel in a process of its own."""
+"""Runs the engine's self-test of a kernel in a process that reaches nothing but what it tests."""
 
 import asyncio
 import json
 import os
 import sys
-from dataclasses import asdict
 
-from polymorph.engine.selftest_case import SelfTest
+from polymorph.config.folders import cache_folder
+from polymorph.engine.selftest_case import MOST_BYTES, SelfTest, SelfTestResult
+from polymorph.kernels.host.pool import host_library
+from polymorph.kernels.toolchain import detect_toolchain, run_command
+from polymorph.sandbox import isolation
+from polymorph.sandbox.isolation import Isolation
 from polymorph.worker.domain.admission import Refused
 
 _TIMEOUT_S = 240.0
-_PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "POLYMORPH_CACHE", "CXX", "PYTHONPATH")
+_MODULE = "polymorph.engine.selftest"
+
+
+async def host() -> str:
+    """The library that kernels are called through, compiled once a toolchain."""
+    path = await asyncio.to_thread(host_library, cache_folder(), detect_toolchain(), run_command)
+    return str(path)
 
 
 async def check(test: SelfTest) -> None:
@@ -19,18 +29,20 @@ async def check(test: SelfTest) -> None:
     Raises:
         Refused: it does not, it crashed, or it takes too long.
     """
+    # -P: a folder that the process may write is no place to import from.
+    command = (*isolation.prefix(Isolation(test.level)), sys.executable, "-P", "-m", _MODULE)
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "polymorph.engine.selftest",
+        *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        pass_fds=(test.library,),
+        cwd=test.scratch,
+        env=_environment(test.scratch),
     )
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            out, complaints = await child.communicate(json.dumps(asdict(test)).encode())
+            out, complaints = await _answer(child, json.dumps(test.document()).encode())
     except TimeoutError as error:
         raise Refused(f"the self-test of {test.definition} took over {_TIMEOUT_S:.0f} s") from error
     finally:
@@ -40,10 +52,41 @@ async def check(test: SelfTest) -> None:
     _judge(test, child.returncode, out, complaints)
 
 
+def _environment(scratch: str) -> dict[str, str]:
+    """Nothing of ours but where the interpreter finds its code."""
+    passed_on = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    return {
+        "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": scratch, "TMPDIR": scratch, "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **passed_on,
+    }  # fmt: skip
+
+
+async def _answer(child: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:
+    """What the process says on both channels, no more of either than `MOST_BYTES`; it has ended then."""
+    if child.stdin is None or child.stdout is None or child.stderr is None:
+        raise RuntimeError("the self-test was started without its pipes")
+    child.stdin.write(question)
+    child.stdin.close()
+    out, complaints = await asyncio.gather(_capped(child.stdout), _capped(child.stderr))
+    await child.wait()
+    return out, complaints
+
+
+async def _capped(stream: asyncio.StreamReader) -> bytes:
+    """The last bytes of a stream, which is read to its end so that nobody waits for a full pipe."""
+    kept = b""
+    while part := await stream.read(MOST_BYTES):
+        kept = (kept + part)[-MOST_BYTES:]
+    return kept
+
+
 def _judge(test: SelfTest, status: int | None, out: bytes, complaints: bytes) -> None:
     if status != 0:
         last = complaints.decode(errors="replace").strip().splitlines()[-1:] or [""]
         raise Refused(f"the self-test of {test.definition} ended with {status}: {last[0][:200]}")
-    answer = json.loads(out.splitlines()[-1])
-    if not answer["ok"]:
-        raise Refused(f"self-test: {answer['reason']}")
+    try:
+        answer = SelfTestResult(**json.loads(out.splitlines()[-1]))
+    except (IndexError, ValueError, TypeError) as error:
+        raise Refused(f"the self-test of {test.definition} gave no verdict: {out[-200:]!r}") from error
+    if answer.ok is not True:
+        raise Refused(f"self-test: {str(answer.reason)[:500]}")

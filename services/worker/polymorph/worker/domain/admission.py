@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 
 from polymorph.events.state import EMPTY, DesiredState
 from polymorph.events.values import KernelBinding
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest, SignedManifest
 from polymorph.kernels.signing import Role, SignatureRefused, Trust, verify_manifest
@@ -66,8 +67,10 @@ def admit_kernel(
     hardware: str,
     isa: Isa,
     quarantined: Collection[str],
+    toolchains: Collection[str] = (),
 ) -> Manifest:
-    """The manifest of a kernel that may run here as the binding asks.
+    """The manifest of a kernel that may run here as the binding asks. `toolchains` are those whose code is taken; none
+    named takes what an evaluator signed, whatever compiled it.
 
     Raises:
         Refused: it may not.
@@ -85,7 +88,25 @@ def admit_kernel(
         raise Refused(f"{binding.definition} was measured on {manifest.hardware}, this is {hardware}")
     if manifest.isa not in Isa.__members__ or not isa.runs(Isa[manifest.isa]):
         raise Refused(f"{binding.definition} needs {manifest.isa}, this processor has {isa.name}")
+    if toolchains and manifest.toolchain not in toolchains:
+        raise Refused(
+            f"{binding.definition} was compiled by {manifest.toolchain}, taken here is {', '.join(sorted(toolchains))}"
+        )
+    _check_meaning(manifest)
     return manifest
+
+
+def _check_meaning(manifest: Manifest) -> None:
+    """Whether both sides mean the same by the operation."""
+    try:
+        own = definition_named(manifest.definition).digest()
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if manifest.definition_digest != own:
+        raise Refused(
+            f"{manifest.definition} was judged by definition {manifest.definition_digest[:12]}, this installation's is "
+            f"{own[:12]}: evaluate it with this release"
+        )
 
 
 def _check_identity(binding: KernelBinding, manifest: Manifest) -> None:

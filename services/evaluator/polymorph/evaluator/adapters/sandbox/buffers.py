@@ -28,14 +28,6 @@ def sealed(parts: list[tuple[int, Bytes]], length: int) -> int:
     return fd
 
 
-def library(content: bytes) -> int:
-    """A memory file that holds a shared library, sealed: each call gives a file of its own."""
-    fd = os.memfd_create("kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    _write(fd, np.frombuffer(content, dtype=np.uint8), 0)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    return fd
-
-
 class Window:
     """Memory that the evaluator and a candidate share: the evaluator writes, or reads, whenever it wants."""
 

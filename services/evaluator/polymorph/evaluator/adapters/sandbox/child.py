@@ -9,8 +9,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from polymorph.evaluator.adapters.sandbox import landlock, limits, memory, native, seccomp, wire
+from polymorph.evaluator.adapters.sandbox import memory, native
 from polymorph.evaluator.adapters.sandbox.memory import Mapping, PmTensor
+from polymorph.sandbox import landlock, limits, seccomp, wire
 
 _PM_DTYPES = {"float32": 0, "bfloat16": 1, "uint8": memory.PM_U8}
 _ITEM = {"float32": 4, "bfloat16": 2, "uint8": 1}

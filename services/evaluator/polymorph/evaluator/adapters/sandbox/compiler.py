@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from polymorph.evaluator.adapters.sandbox import isolation
-from polymorph.evaluator.adapters.sandbox.isolation import Isolation
 from polymorph.kernels.build import ABI_HEADER
 from polymorph.kernels.toolchain import CommandRunner, Completed, Toolchain
+from polymorph.sandbox import isolation
+from polymorph.sandbox.isolation import Isolation
 
 _TIMEOUT_S = 60.0
 _MODULE = "polymorph.evaluator.adapters.sandbox.confine"

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from polymorph.evaluator.adapters.sandbox import landlock, limits
+from polymorph.sandbox import landlock, limits
 
 _READABLE = tuple(
     Path(path) for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")

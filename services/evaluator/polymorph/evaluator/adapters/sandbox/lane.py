@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from polymorph.evaluator.adapters.sandbox import isolation, wire
-from polymorph.evaluator.adapters.sandbox.isolation import Isolation
 from polymorph.kernels.host.pool import SCRATCH_BYTES
+from polymorph.sandbox import isolation, wire
+from polymorph.sandbox.isolation import Isolation
 
 _log = logging.getLogger(__name__)
 _START_S = 120.0

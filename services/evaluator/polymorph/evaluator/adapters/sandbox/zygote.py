@@ -11,8 +11,9 @@ import socket
 import sys
 from typing import Any
 
-from polymorph.evaluator.adapters.sandbox import native, wire
+from polymorph.evaluator.adapters.sandbox import native
 from polymorph.evaluator.adapters.sandbox.child import Child
+from polymorph.sandbox import wire
 
 
 class Zygote:

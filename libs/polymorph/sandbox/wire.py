@@ -1,4 +1,4 @@
-"""Messages between the evaluator and its sandbox: a length, a JSON object, and file descriptors. Never pickle."""
+"""Messages to and from a sandbox: a length, a JSON object, and file descriptors. Never pickle."""
 
 import array
 import json

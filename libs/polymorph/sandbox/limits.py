@@ -1,4 +1,4 @@
-"""Resource limits of a process that runs what a candidate brought."""
+"""Resource limits of a process that runs untrusted code."""
 
 import contextlib
 import os
@@ -8,7 +8,12 @@ _GIB = 1 << 30
 
 
 def apply(
-    *, cpu_s: int, memory: int, files: int = 256, file_bytes: int = 0, processes: int | None = None
+    *,
+    cpu_s: int,
+    memory: int | None = None,
+    files: int = 256,
+    file_bytes: int = 0,
+    processes: int | None = None,
 ) -> None:
     """Limits this process: processor seconds, address space, open files, the size of any file it writes, and how many
     processes and threads its user may have.

@@ -1,4 +1,4 @@
-"""A system call filter for the time that a candidate's code runs: what the harness needs and no more."""
+"""A system call filter for the time that untrusted code runs: what the harness around it needs and no more."""
 
 import ctypes
 import os

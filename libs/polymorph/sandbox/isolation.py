@@ -1,11 +1,11 @@
-"""How far apart a candidate is kept from the machine: what this kernel gives, and what the configuration demands."""
+"""How far apart untrusted code is kept from the machine: what this host gives, and what the configuration demands."""
 
 import functools
 import shutil
 import subprocess
 from enum import IntEnum
 
-from polymorph.evaluator.adapters.sandbox import landlock, seccomp
+from polymorph.sandbox import landlock, seccomp
 
 UNSHARE = (
     "unshare", "--user", "--net", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "--kill-child",
@@ -21,7 +21,7 @@ class Isolation(IntEnum):
 
 
 class IsolationTooWeak(RuntimeError):
-    """This host isolates less than the configuration demands: nothing is evaluated."""
+    """This host isolates less than the configuration demands: no untrusted code runs here."""
 
 
 @functools.cache
@@ -42,9 +42,21 @@ def require(minimum: Isolation) -> Isolation:
     if found < minimum:
         raise IsolationTooWeak(
             f"isolation here is {found.name.lower()}, at least {minimum.name.lower()} is demanded: allow user "
-            f"namespaces, Landlock and seccomp, or lower POLYMORPH_EVALUATOR_MIN_ISOLATION"
+            f"namespaces, Landlock and seccomp, or lower min_isolation"
         )
     return found
+
+
+def level_named(name: str) -> Isolation:
+    """The level that a setting names.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if name.upper() not in Isolation.__members__:
+        levels = ", ".join(level.name.lower() for level in Isolation)
+        raise ValueError(f"min_isolation is {name!r}: one of {levels}")
+    return Isolation[name.upper()]
 
 
 def describe(level: Isolation) -> str:
