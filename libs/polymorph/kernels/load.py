@@ -71,7 +71,7 @@ class Tensor(ctypes.Structure):
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        return math.prod(self.sizes[: self.ndim]) * DtypeCode(self.dtype).item_bytes
+        return int(math.prod(self.sizes[: self.ndim])) * DtypeCode(self.dtype).item_bytes
 
 
 class Buffer:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from polymorph.bus import topology
-from polymorph.bus.errors import Corrupt, NotFound
+from polymorph.bus.errors import Corrupt, NotFound, TooLarge
 
 BIG = random.Random(7).randbytes(3_500_000)
 
@@ -27,6 +27,14 @@ async def test_two_may_put_the_same_at_once(world):
     digests = await asyncio.gather(*(bus.put_object(b"same" * 100_000) for bus in buses))
     assert len(set(digests)) == 1
     assert await buses[0].get_object(digests[0]) == b"same" * 100_000
+
+
+async def test_what_is_larger_than_its_reader_takes_is_told_by_its_size(world):
+    bus = await world.bus()
+    digest = await bus.put_object(BIG)
+    with pytest.raises(TooLarge, match="3500000 bytes, 3499999 are taken"):
+        await bus.get_object(digest, at_most=3_499_999)
+    assert await bus.get_object(digest, at_most=3_500_000) == BIG
 
 
 async def test_an_unknown_digest_is_not_found(world):
