@@ -52,6 +52,9 @@ _TIER = {
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _LONGEST_NAME = 100
 _MOST_SOURCES = 32
+MOST_SOURCE_BYTES = 1 << 20
+"""All sources of a solution together; a kernel has a few thousand."""
+
 _EXPORTS = "{ global: pm_run; pm_pack; pm_pack_bytes; local: *; };\n"
 
 
@@ -109,6 +112,9 @@ def write_sources(sources: Sequence[SourceFile], folder: Path) -> None:
     ours = {ABI_HEADER.name: ABI_HEADER.read_text(), "exports.map": _EXPORTS}
     if len(sources) > _MOST_SOURCES:
         raise BuildFailed(f"{len(sources)} sources: at most {_MOST_SOURCES}")
+    size = sum(len(source.content) for source in sources)
+    if size > MOST_SOURCE_BYTES:
+        raise BuildFailed(f"sources of {size} characters: at most {MOST_SOURCE_BYTES}")
     if len({source.path for source in sources}) < len(sources):
         raise BuildFailed("two sources have the same path")
     for source in sources:

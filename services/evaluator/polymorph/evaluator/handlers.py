@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from polymorph.bus.errors import BusError, Corrupt, NotFound, Poison, Retryable
+from polymorph.bus.errors import BusError, Corrupt, NotFound, Poison, Retryable, TooLarge
 from polymorph.bus.port import Bus, Delivery
 from polymorph.evaluator.adapters import metrics
 from polymorph.evaluator.adapters.records import Records
@@ -15,6 +15,7 @@ from polymorph.evaluator.domain.outcome import Outcome, failed
 from polymorph.evaluator.gates.pipeline import Job, Pipeline, Report, SandboxBroken
 from polymorph.events.types import CandidateEvaluated, EvaluateCandidate
 from polymorph.events.values import Gate
+from polymorph.kernels.build import MOST_SOURCE_BYTES
 from polymorph.kernels.layout import layout_digest
 from polymorph.kernels.schema import (
     Evaluation,
@@ -27,8 +28,12 @@ from polymorph.kernels.schema import (
     Workload,
 )
 from polymorph.kernels.signing import Signer, sign_manifest
+from polymorph.kernels.state import MOST_BYTES
 
 _log = logging.getLogger(__name__)
+_SOLUTION_BYTES = 2 * MOST_SOURCE_BYTES  # in JSON, with all that is said about it
+_WORKLOAD_BYTES = 16 << 20
+_MANIFEST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +82,24 @@ class Evaluating:
         return await self._tell(order, job, report)
 
     async def _fetch(self, order: EvaluateCandidate) -> Job:
-        solution = Solution.model_validate_json(await self._bus.get_object(order.solution))
-        workload = Workload.model_validate_json(await self._bus.get_object(order.workload))
+        solution = Solution.model_validate_json(
+            await self._read(order.solution, _SOLUTION_BYTES, "a solution")
+        )
+        workload = Workload.model_validate_json(
+            await self._read(order.workload, _WORKLOAD_BYTES, "a workload")
+        )
         incumbents, layouts = {}, {}
         for kernel in order.incumbent.kernels:
-            incumbents[kernel.artifact] = await self._bus.get_object(kernel.artifact)
-            signed = SignedManifest.model_validate_json(await self._bus.get_object(kernel.manifest))
-            layouts[kernel.artifact] = signed.manifest.layout
+            incumbents[kernel.artifact] = await self._read(kernel.artifact, MOST_BYTES, "a library")
+            manifest = await self._read(kernel.manifest, _MANIFEST_BYTES, "a manifest")
+            layouts[kernel.artifact] = SignedManifest.model_validate_json(manifest).manifest.layout
         return Job(order, solution, workload, incumbents, layouts)
+
+    async def _read(self, digest: str, at_most: int, what: str) -> bytes:
+        try:
+            return await self._bus.get_object(digest, at_most=at_most)
+        except TooLarge as error:
+            raise ValueError(f"{what} has at most {at_most} bytes: {error}") from error
 
     async def _tell(self, order: EvaluateCandidate, job: Job | None, report: Report) -> CandidateEvaluated:
         last = report.last

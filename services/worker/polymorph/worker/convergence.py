@@ -17,7 +17,7 @@ from polymorph.events.types import WorkerLoaded, WorkerRefused
 from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.changing import Changes, Receipt
-from polymorph.worker.domain.admission import Fence, Refused
+from polymorph.worker.domain.admission import Fence, Refused, check_named
 from polymorph.worker.domain.change import Plan
 from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.target import target
@@ -198,8 +198,9 @@ class Convergence:
             return
         began = self._clock.monotonic()
         if goal.revision != self.revision.revision:
-            quarantined = await _quarantined(bus, goal)
             try:
+                check_named(goal)
+                quarantined = await _quarantined(bus, goal)
                 await self._load(bus, goal, desired.generation, quarantined)
             except Refused as refusal:
                 if self._unsure:

@@ -39,7 +39,7 @@ class ArtifactFolder:
             Refused: the object's bytes do not, or are too many.
         """
         path = self._folder / f"{digest}.so"
-        content = _kept(path) if digest.isalnum() else None
+        content = _kept(path)
         if content is not None and _digest(content) == digest:
             return content
         content = await self._object(digest, MOST_BYTES, "a library")
@@ -57,8 +57,6 @@ class ArtifactFolder:
             raise Refused(f"{what} of at most {at_most} bytes is right: {error}") from error
         except Corrupt as error:
             raise Refused(f"the object store holds other bytes than were signed: {error}") from error
-        except ValueError as error:
-            raise Refused(f"{what} is named by its sha256: {error}") from error
 
 
 def _kept(path: Path) -> bytes | None:

@@ -1,14 +1,16 @@
 """What a worker believes: desired states and kernels, each by its signature, its age and where it was measured."""
 
+import re
 from collections.abc import Callable, Collection
 
 from polymorph.events.state import EMPTY, DesiredState
-from polymorph.events.values import KernelBinding
+from polymorph.events.values import KernelBinding, Revision
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest, SignedManifest
 from polymorph.kernels.signing import Role, SignatureRefused, Trust, verify_manifest
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ABI = "polymorph-c-abi-1"
 
 
@@ -57,6 +59,16 @@ class Fence:
             )
         except SignatureRefused as error:
             raise Refused(f"generation {desired.generation}: {error}") from error
+
+
+def check_named(revision: Revision) -> None:
+    """Raises `Refused` where something is named by other than the sha256 of its content."""
+    for kernel in revision.kernels:
+        for what, name in (("artifact", kernel.artifact), ("manifest", kernel.manifest)):
+            if _SHA256.fullmatch(name) is None:
+                raise Refused(
+                    f"the {what} of {kernel.definition} is {name[:80]!r}: it is named by its sha256, 64 hex digits"
+                )
 
 
 def admit_kernel(
