@@ -44,7 +44,7 @@ async def test_a_gigabyte_is_answered_by_its_size(tmp_path: Path, huge: str) -> 
     workload = Workload(uuid="w", axes={"M": 1}, inputs={})
     for name, content in (("solution", json.dumps(solution).encode()), ("workload", workload.canonical())):
         names[name] = await bus.put_object(content)
-    world.objects[names[huge]] = Huge()
+    world.objects["artifacts"][names[huge]] = Huge()
     binding = KernelBinding(
         definition="gemm_n16_k16_f32", min_m=1, max_m=1, manifest=names["manifest"], artifact=names["library"],
         numerics=Numerics.REORDERED,

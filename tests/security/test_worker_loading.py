@@ -318,7 +318,7 @@ async def test_bytes_that_are_no_library(pool: Pool, honest: bytes, content: Any
 
 async def test_a_library_whose_bytes_were_changed_in_the_store(pool: Pool) -> None:
     kernel = await pool.kernel(build(pool.folder, RUN % 2))
-    pool.world.objects[kernel.artifact] = build(pool.folder, RUN % 3)
+    pool.world.objects["artifacts"][kernel.artifact] = build(pool.folder, RUN % 3)
     assert "other bytes than were signed" in await pool.refuses(2, kernel)
 
 
@@ -377,12 +377,12 @@ async def test_states_that_are_played_again(pool: Pool) -> None:
 
 async def test_a_gigabyte_is_refused_by_its_size(pool: Pool) -> None:
     kernel = await pool.kernel(build(pool.folder, RUN % 2))
-    small = pool.world.objects[kernel.artifact]
-    pool.world.objects[kernel.artifact] = Huge()
+    small = pool.world.objects["artifacts"][kernel.artifact]
+    pool.world.objects["artifacts"][kernel.artifact] = Huge()
     said = await pool.refuses(2, kernel)
     assert "a library of at most 4194304 bytes is right" in said
     assert "has 1073741824 bytes" in said
-    pool.world.objects[kernel.artifact] = small
+    pool.world.objects["artifacts"][kernel.artifact] = small
     manifest = await pool.bus.put_object(b"{" + b" " * (100 << 20) + b"}")
     assert "a manifest of at most 65536 bytes" in await pool.refuses(3, pool.bound(kernel.artifact, manifest))
 
