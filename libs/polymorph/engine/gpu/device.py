@@ -27,10 +27,8 @@ class Fence(Protocol):
         """Blocks the host until the stream has passed the point."""
 
 
-class Lane(Protocol):
-    """A stream to capture on, and a pool that its graphs' memory stays in when they are gone."""
-
-    stream: Any
+Lane = Any
+"""A stream to capture on (`.stream`), and a pool that its graphs' memory stays in when they are gone."""
 
 
 class GraphDevice(Protocol):

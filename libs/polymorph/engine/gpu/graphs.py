@@ -8,7 +8,7 @@ destroyed once no replay of it can be in flight. Where memory does not allow two
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,15 +70,18 @@ class GraphSet:
         self._set_bytes = 0
         self.epoch = 0
 
-    def run(self, bucket: int) -> Any:
+    def run(self, bucket: int, fill: Callable[[], Any] | None = None) -> Any:
         """Replays the bucket's graph on the current stream, or runs the body where it has none; gives the results,
-        which the bucket's next run overwrites. Runs on other streams are put in order.
+        which the bucket's next run overwrites. Runs on other streams are put in order; `fill` is called when this one
+        is, to write the static inputs.
         """
         with self._turn:
             stream = self._device.current_stream()
             if self._last is not None and stream != self._last:
                 self._device.wait(stream, self._last)
             self._last = stream
+            if fill is not None:
+                fill()
             captured = self._active.graphs.get(bucket)
             if captured is None:
                 return self._body(bucket)

@@ -71,6 +71,11 @@ def check(kernel: TritonKernel, case: Case) -> float:
     return used
 
 
+def check_case(case: Case) -> float:
+    """Loads the kernel of a case, and checks it."""
+    return check(load(Path(case.path), case.operation), case)
+
+
 def in_process(case: Case, timeout_s: float = 120.0) -> float:
     """The same in another process.
 
@@ -116,7 +121,7 @@ def main() -> int:
     case = Case(**{**document, "sizes": tuple(document["sizes"])})
     if getattr(torch, case.dtype) not in SHORT:
         raise SelfTestFailed(f"dtype {case.dtype} has no slot")
-    used = check(load(Path(case.path), case.operation), case)
+    used = check_case(case)
     sys.stdout.write(json.dumps({"used": used}) + "\n")
     return 0
 
