@@ -2,6 +2,7 @@
 
 import gc
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ class Capturer:
                     self._device.wait(lane.stream, stream)
             with self._slots.using(table), self._device.on(lane), _no_collection():
                 tallies = {bucket: self._warmed(bucket) for bucket in self._buckets}
+                self._slots.counters.warm()
                 # An error of what ran shows here, not within a capture.
                 self._device.fence(lane.stream).wait()
                 for bucket, tally in tallies.items():
@@ -71,6 +73,7 @@ class Capturer:
                     captured.held.append(steps)
                     captured.graphs[bucket] = self._graph(lane, bucket, tally, steps)
         except Exception as error:  # whatever a kernel's launch raises, the old set serves on
+            traceback.clear_frames(error.__traceback__)  # they hold tensors of the lane
             captured.destroy()
             self._device.abandon(lane)
             raise CaptureFailed(f"{type(error).__name__}: {error}") from error

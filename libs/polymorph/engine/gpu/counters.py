@@ -34,6 +34,7 @@ class Counters:
 
     def __init__(self, device: Any, capturing: Callable[[], bool] = lambda: False) -> None:
         self._in_graphs = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
+        self._elsewhere = torch.zeros_like(self._in_graphs)
         self._eager: Counter[int] = Counter()
         self._cells: dict[Cell, int] = {}
         self._capturing = capturing
@@ -75,6 +76,10 @@ class Counters:
         for index, calls in tally.items():
             steps[index] = calls
         return steps.to(self._in_graphs.device)
+
+    def warm(self) -> None:
+        """Has the code of `add` loaded, on other memory: a graph may be moving the cells at this moment."""
+        self._elsewhere.add_(self._elsewhere)
 
     def add(self, increments: Any) -> None:
         """Moves all cells on the device by `increments`, on the current stream; may be captured."""

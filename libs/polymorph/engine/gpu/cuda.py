@@ -4,6 +4,7 @@ Captures use CUDAGraph itself and not `torch.cuda.graph`: that one waits for the
 memory, which stops whoever serves beside it. They are thread-local: what another thread does is no part of them.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 from polymorph.engine.gpu.device import DeviceLost
+
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: work on the legacy default stream neither waits for such a stream nor spoils its capture."""
 
 
 @dataclass(eq=False)
@@ -43,6 +47,8 @@ class CudaDevice:
     def __init__(self, device: Any = None) -> None:
         self.device = torch.device(device or f"cuda:{torch.cuda.current_device()}")
         self._cell = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._cell.add_(0)
+        _ = self._cell + 1  # what a capture launches has been loaded before
         # The allocator keeps asking a capture that failed whether an allocation is its own: it must not be freed.
         self._failed: list[Any] = []
 
@@ -51,12 +57,27 @@ class CudaDevice:
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def new_lane(self) -> CudaLane:
-        lane = CudaLane(torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle())
+        lane = CudaLane(self._new_stream(), torch.cuda.graph_pool_handle())
         lane.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self.on(lane):
             # A cell of its own within the pool: a pool is only there once something was allocated in it.
             lane.keeper, _ = self.capture(lane, lambda: self._cell + 1)
         return lane
+
+    def _new_stream(self) -> Any:
+        """A stream that nobody else is given. torch hands out 32 in turn: whoever got the same one while it captures
+        would be captured with it.
+        """
+        with torch.cuda.device(self.device):
+            torch.cuda.mem_get_info()  # makes the device's context current in this thread
+            handle = ctypes.c_void_p()
+            try:
+                status = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)
+            except (OSError, AttributeError) as error:
+                raise DeviceLost(f"libcuda.so.1 cannot be called: {error}") from error
+            if status != 0:
+                raise DeviceLost(f"the driver gives no stream (cuStreamCreate: {status})")
+            return torch.cuda.ExternalStream(handle.value, device=self.device)
 
     def current_stream(self) -> Any:
         return torch.cuda.current_stream(self.device)

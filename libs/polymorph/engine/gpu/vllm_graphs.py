@@ -73,7 +73,7 @@ class VllmGraphs:
         return [(place, place.swap(place.empty())) for place in places(self._runner, lambda: self._pool)]
 
     def put(self, held: list[tuple[Place, Any]]) -> None:
-        for place, value in held:
+        for place, value in reversed(held):
             place.swap(value)
 
     def capture(self) -> None:
