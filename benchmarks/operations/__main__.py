@@ -18,6 +18,7 @@ OPERATIONS = {
     "fused_add_rms_norm": "norms",
     "silu_and_mul": "activation",
     "rotary": "rotary",
+    "rotary_in_place": "rotary",
     "qk_norm_rotary": "rotary",
 }
 """Each with the module of this folder whose `cases(operation, shapes, tokens, slots)` yields its cases."""

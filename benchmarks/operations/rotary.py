@@ -12,25 +12,27 @@ from polymorph.kernels.definitions import Heads, qk_norm_rotary_definition, rota
 
 
 def cases(operation: str, shapes: Shapes, tokens: Sequence[int], slots: Slots) -> Iterator[Case]:
-    """One for each number of tokens, in float32; none where the model has the other of the two operations."""
+    """One for each number of tokens, in float32; none where the model has the other of the operations. `rotary` is what a
+    compiled graph calls, `rotary_in_place` what a layer calls without one.
+    """
     normed = str(shapes.config["model_type"]).startswith("qwen3")
     if normed != (operation == "qk_norm_rotary"):
         return
     heads = Heads(shapes.heads, shapes.kv_heads, shapes.head_dim, shapes.head_dim)
-    definition = qk_norm_rotary_definition if normed else rotary_definition
-    cache = torch.randn(2048, shapes.head_dim)
+    name = (qk_norm_rotary_definition if normed else rotary_definition)(heads, "float32").name
+    cache = _angles(shapes.head_dim)
     for m in tokens:
         layers = [_Layer(shapes, m) for _ in range(shapes.layers)]
-        if normed:
-            calls = [layer.normed(slots.ops, cache) for layer in layers]
-            without_slot = [layer.apart(slots.ops, cache) for layer in layers]
-        else:
-            calls = [layer.turned(slots.ops, cache) for layer in layers]
-            without_slot = [layer.in_place(cache) for layer in layers]
+        calls = [layer.call(operation, slots.ops, cache) for layer in layers]
         calls[0]()  # the first call of a shape makes its site
-        yield Case(
-            operation, shapes.name, m, definition(heads, "float32").name, calls, without_slot=without_slot
-        )
+        apart = [layer.apart(slots.ops, cache) for layer in layers] if normed else ()
+        yield Case(operation, shapes.name, m, name, calls, without_slot=apart)
+
+
+def _angles(width: int) -> Any:
+    """Cosines and sines of 2,048 positions: turning again and again keeps the size of values."""
+    angles = torch.outer(torch.arange(2048.0), 1e4 ** -torch.arange(0, 1, 2 / width))
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
 class _Layer:
@@ -43,19 +45,13 @@ class _Layer:
         self._positions = torch.randint(0, 2048, (m,))
         self._weights = torch.rand(shapes.head_dim), torch.rand(shapes.head_dim)
 
-    def turned(self, ops: Any, cache: Any) -> Call:
-        positions, query, key, width = self._positions, self._query, self._key, self._shapes.head_dim
-        return lambda: ops.rotary(positions, query, key, cache, width, True)
-
-    def in_place(self, cache: Any) -> Call:
-        """What vLLM's layer calls in eager mode."""
-        positions, query, key, width = self._positions, self._query, self._key, self._shapes.head_dim
-        turn = torch.ops._C.rotary_embedding  # noqa: SLF001 - what vLLM calls
-        return lambda: turn(positions, query, key, width, cache, True)
-
-    def normed(self, ops: Any, cache: Any) -> Call:
+    def call(self, operation: str, ops: Any, cache: Any) -> Call:
         positions, query, key, width = self._positions, self._query, self._key, self._shapes.head_dim
         weights, eps = self._weights, self._shapes.eps
+        if operation == "rotary":
+            return lambda: ops.rotary(positions, query, key, cache, width, True)
+        if operation == "rotary_in_place":
+            return lambda: ops.rotary_(positions, query, key, cache, width, True)
         return lambda: ops.qk_norm_rotary(positions, query, key, cache, *weights, eps, width, True)
 
     def apart(self, ops: Any, cache: Any) -> Call:

@@ -28,7 +28,12 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "_C::fused_add_rms_norm",
     ),
     "silu_and_mul": ("polymorph::silu_and_mul", "_C::silu_and_mul", "aten::silu"),
-    "rotary": ("polymorph::rotary", "polymorph::qk_norm_rotary", "_C::rotary_embedding"),
+    "rotary": (
+        "polymorph::rotary",
+        "polymorph::rotary_",
+        "polymorph::qk_norm_rotary",
+        "_C::rotary_embedding",
+    ),
     "moe": ("polymorph::moe", "_C::cpu_fused_moe", "vllm::moe_forward"),
     "attention": ("polymorph::attention", "_C::cpu_attention_with_kv_cache"),
     "sampling": ("polymorph::sampling", "polymorph::top_k_top_p", "aten::sort", "_C::fused_gumbel_argmax"),

@@ -25,7 +25,8 @@ class Inputs:
 
     def __init__(self) -> None:
         self.x, self.residual, self.weight = torch.randn(5, 64), torch.randn(5, 64), torch.rand(64)
-        self.positions = torch.randint(0, 32, (TOKENS,))
+        self.positions = torch.randint(0, 20, (TOKENS,))
+        self.positions[1] = 19
         self.qkv = torch.randn(TOKENS, (HEADS + 2 * KEYS) * WIDTH)
         self.weights = torch.rand(2, WIDTH)
 
@@ -65,6 +66,41 @@ class Scaled(Attention):
         return Qwen3Attention.forward(self, positions, hidden_states * 2)
 
 
+class OwnWay(SiluAndMul):
+    """Calls what it likes."""
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+def in_a_graph(inputs: Inputs, wanted: list[Any]) -> list[str]:
+    """The operators that a compiled layer calls; what it is given stays as it is."""
+    layer, given, targets = rotary(8, neox=True), inputs.query_and_key(), []
+
+    def backend(graph: Any, example: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    kept = [each.clone() for each in given]
+    found = torch.compile(layer, backend=backend, fullgraph=True)(inputs.positions, *given)
+    assert all(map(torch.equal, given, kept))
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, two)
+    return targets
+
+
+def captured(slots: Any, inputs: Inputs, folder: Path) -> dict[str, Any]:
+    """Shapes of one captured call; of the cache only what the positions reach."""
+    from safetensors.torch import load_file
+
+    slots.slots_capture("rotary_q3_k2_d16_r8_neox_f32", 1, str(folder / "captured"))
+    rotary(8, neox=True)(inputs.positions, *inputs.query_and_key())
+    call = slots.slots_captured()["calls"][0]
+    found = load_file(call["path"])
+    assert torch.equal(found["positions"], inputs.positions)
+    return {name: list(tensor.shape) for name, tensor in found.items()}
+
+
 def rotary(turned: int, *, neox: bool) -> Any:
     return RotaryEmbedding(WIDTH, turned, 32, 10000.0, neox, torch.float32)
 
@@ -101,6 +137,7 @@ def main(result: str) -> None:
 
     from polymorph.engine.extension import PolymorphExtension
     from polymorph.engine.hooks import HookMissing
+    from polymorph.engine.hooks.dispatch import expect_dispatch
     from polymorph.engine.hooks.normed_heads import expect_norms_before_rotation, fuse_norms
     from polymorph.kernels.catalogue.artifacts import artifacts
     from polymorph.kernels.definitions import definition_named
@@ -126,18 +163,25 @@ def main(result: str) -> None:
             torch.testing.assert_close(three, one, msg=lambda text, name=name: f"{name}: {text}")
             torch.testing.assert_close(two, one, msg=lambda text, name=name: f"{name}, empty: {text}")
     equal = {name: all(map(torch.equal, wanted, empty[name])) for name, wanted in stock.items()}
-    try:
-        expect_norms_before_rotation(Scaled)
-        refusal = ""
-    except HookMissing as reason:
-        refusal = str(reason)
+    refusals = {}
+    for name, probe in (
+        ("scaled", lambda: expect_norms_before_rotation(Scaled)),
+        ("stranger", lambda: expect_norms_before_rotation(torch.nn.Linear)),
+        ("own way", lambda: expect_dispatch(OwnWay)),
+    ):
+        try:
+            probe()
+        except HookMissing as reason:
+            refusals[name] = str(reason)
     told = {
         "missing": described["missing"],
         "names": names,
         "equal": equal,
         "empty": counted_empty,
         "tuned": slots.slots_read(),
-        "refusal": refusal,
+        "refusals": refusals,
+        "in a graph": in_a_graph(inputs, stock["rotary 8 True"]),
+        "captured": captured(slots, inputs, Path(result).parent),
     }
     Path(result).write_text(json.dumps(told))
 

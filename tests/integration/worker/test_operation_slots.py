@@ -45,4 +45,13 @@ def test_operations_run_natively_and_by_kernels(tmp_path: Path) -> None:
         assert result["tuned"]["definitions"][name]["by_m"], name
     served = [each["served"]["calls"] for each in result["tuned"]["artifacts"].values()]
     assert sum(served) == len(NAMES)
-    assert "does not just normalise" in result["refusal"]
+    assert "does not just normalise" in result["refusals"]["scaled"]
+    assert "takes self, input, not self, positions" in result["refusals"]["stranger"]
+    assert "has a forward of its own" in result["refusals"]["own way"]
+    assert any("polymorph.rotary" in target for target in result["in a graph"])
+    assert result["captured"] == {
+        "positions": [5],
+        "query": [5, 48],
+        "key": [5, 32],
+        "cos_sin_cache": [20, 8],
+    }

@@ -15,6 +15,8 @@ from polymorph.bus.nats import NatsBus
 from polymorph.bus.port import StreamRecord
 from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
 from polymorph.events.state import Quarantine
+from polymorph.kernels.catalogue.artifacts import artifacts
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.signing import Signer
 
 pytestmark = [pytest.mark.engine, pytest.mark.real]
@@ -86,6 +88,28 @@ async def test_a_signed_kernel_is_engaged_under_traffic(house: Any, bus: NatsBus
         body = {"model": "tiny-dense", "prompt": "x", "max_tokens": 1}
         answer = await client.post(f"{house.url}/v1/completions", json=body)
     assert answer.headers["x-polymorph-revision"] == desired.stable.revision
+
+
+async def test_a_kernel_of_every_operation_is_tried_and_engaged(house: Any, bus: NatsBus) -> None:
+    names = (
+        "rms_norm_h256_f32",
+        "fused_add_rms_norm_h256_f32",
+        "silu_and_mul_d768_f32",
+        "qk_norm_rotary_q4_k2_d64_r64_neox_f32",
+    )
+    native = await _tokens(house.url, "def main():", 32)
+    kernels = []
+    for name in names:
+        artifact = artifacts(definition_named(name), most=1)[0]
+        kernels.append(await house.sign(bus, artifact.path.read_bytes(), name))
+    async with _events(bus) as heard:
+        traffic = [asyncio.create_task(_tokens(house.url, f"chat number {n}", 200)) for n in range(4)]
+        desired = await house.desire(bus, *kernels)
+        event = await _answer(heard, desired.generation)
+        assert event["type"] == "loaded", event
+        await asyncio.gather(*traffic)
+    assert set(await house.engaged()) == {kernel.artifact for kernel in kernels}
+    assert await _tokens(house.url, "def main():", 32) == native
 
 
 async def test_slots_switch_for_a_measurement_and_come_back(house: Any, bus: NatsBus) -> None:

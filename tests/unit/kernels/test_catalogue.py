@@ -125,6 +125,25 @@ def test_every_variant_is_right(built: Any, context: int, name: str) -> None:
                 assert off.max() <= 0, f"{artifact.label} at M = {m} is off by {off.max()} more than allowed"
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in DEFINITIONS if definition_named(name).x_polymorph.output_aliases]
+)
+def test_outputs_may_be_the_inputs_that_they_alias(built: Any, context: int, name: str) -> None:
+    definition = definition_named(name)
+    aliases = definition.x_polymorph.output_aliases
+    for artifact in built(name):
+        kernel = Kernel(artifact.path)
+        inputs, outputs = _inputs(definition, 5), _outputs(definition, 5)
+        assert (
+            kernel.run(context, [_view(each) for each in inputs.values()], [_view(each) for each in outputs])
+            == 0
+        )
+        views = [_view(inputs[aliases[output]]) for output in definition.outputs]
+        assert kernel.run(context, [_view(each) for each in inputs.values()], views) == 0
+        for output, apart in zip(definition.outputs, outputs, strict=True):
+            assert torch.equal(inputs[aliases[output]], apart), f"{artifact.label}: {output}"
+
+
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_variants_are_distinct_and_of_this_machine(built: Any, name: str) -> None:
     found = built(name)

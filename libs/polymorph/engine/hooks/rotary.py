@@ -45,7 +45,7 @@ def install(slots: Slots) -> None:
 
     def dispatch_forward(self: Any, compile_native: bool) -> Any:
         native = choose(self, compile_native)
-        return _through_slot(slots.ops.rotary, self, native) if _is_plain(type(self)) else native
+        return _through_slot(slots.ops, self, native) if _is_plain(type(self)) else native
 
     RotaryEmbedding.dispatch_forward = dispatch_forward
     for module, name in _NORMED:
@@ -69,12 +69,16 @@ def _is_plain(kind: Any) -> bool:
     )
 
 
-def _through_slot(turn: Any, layer: Any, native: Any) -> Any:
+def _through_slot(ops: Any, layer: Any, native: Any) -> Any:
     def forward(positions: Any, query: Any, key: Any = None) -> Any:
         if key is None or query.dtype not in _DTYPES or query.device.type != "cpu":
             return native(positions, query, key)
         cache = layer._match_cos_sin_cache_dtype(query)  # noqa: SLF001 - as vLLM's own methods do
-        return turn(positions, query, key, cache, layer.head_size, layer.is_neox_style)
+        arguments = (positions, query, key, cache, layer.head_size, layer.is_neox_style)
+        if torch.compiler.is_compiling():
+            return ops.rotary(*arguments)
+        ops.rotary_(*arguments)  # as vLLM's own method does then
+        return query, key
 
     return forward
 

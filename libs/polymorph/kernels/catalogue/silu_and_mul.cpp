@@ -16,10 +16,11 @@ struct Job {
   int64_t x_stride, y_stride;
 };
 
-// exp(x), where x is cut to [-87.3, 87.3] (a NaN stays one): 2^n exp(r) with |r| <= ln(2)/2. The polynomial for exp(r) is
-// within 4e-9 of it, relatively (1.1e-7 where SHORT), so the result within 1 unit in the last place (2.5 where SHORT).
-inline vec exponential(vec x) {
-  x = x > 87.3f ? vec{} + 87.3f : x;
+// exp(x) from -87.3 to 88; above infinity, below exp(-87.3), and a NaN of a NaN: 2^n exp(r) with |r| <= ln(2)/2. The
+// polynomial for exp(r) is within 4e-9 of it, relatively (1.1e-7 where SHORT), so the result within 1 unit in the last place
+// (2.5 where SHORT).
+inline vec exponential(vec given) {
+  vec x = given > 88.0f ? vec{} + 88.0f : given;
   x = x < -87.3f ? vec{} - 87.3f : x;
   const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const vec shifted = x * 1.44269504088896341f + rounder;
@@ -39,7 +40,8 @@ inline vec exponential(vec x) {
     p = p * r + 4.999999403953552e-1f;
   }
   p = p * (r * r) + r + 1.0f;
-  return (vec)(((ints)shifted << 23) + (ints)p);
+  const vec power = (vec)(((ints)shifted << 23) + (ints)p);
+  return given > 88.0f ? vec{} + __builtin_inff() : power;
 }
 
 inline vec gated(vec gate, vec up) { return gate / (1.0f + exponential(-gate)) * up; }

@@ -1,5 +1,5 @@
-// polymorph::rotary and polymorph::qk_norm_rotary: query and key turned by position, after a norm of each head or without;
-// their sites are found by heads, style and dtype at the first call.
+// polymorph::rotary (and rotary_, in place) and polymorph::qk_norm_rotary: query and key turned by position, after a norm of
+// each head or without; their sites are found by heads, style and dtype at the first call.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -33,7 +33,7 @@ inline int64_t rotary_site(const Turned &call, bool norm) {
 }
 
 // The engine's own operator turns in place.
-inline void native_rotary(const Turned &call, at::Tensor &query, at::Tensor &key) {
+inline void native_rotary(const Turned &call, const at::Tensor &query, const at::Tensor &key) {
   static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow("_C::rotary_embedding", "");
   call_boxed(native, call.positions, query, key, call.head_size, call.cache, call.neox);
 }
@@ -54,34 +54,45 @@ inline bool is_plain(const Turned &call) {
          call.cache.scalar_type() == call.query.scalar_type();
 }
 
+// Turns into `q` and `k`, which may be query and key themselves.
+template <typename Native>
+void turn(const Turned &call, const at::Tensor &q, const at::Tensor &k, const Native &native) {
+  const int64_t m = call.positions.numel();
+  if (m == 0) return;
+  if (!is_plain(call)) return native();
+  const int64_t site = rotary_site(call, false);
+  maybe_capture(definition_of(site), site, m, [&] {
+    return Named{{"positions", call.positions},
+                 {"query", call.query},
+                 {"key", call.key},
+                 {"cos_sin_cache", used_rows(call.cache, call.positions)}};
+  });
+  const auto kernel = [&](const Cell &cell) {
+    const pm_tensor inputs[4] = {view_of(call.positions), view_of(call.query), view_of(call.key), view_of(call.cache)};
+    const pm_tensor outputs[2] = {view_of(q), view_of(k)};
+    return cell.run(context(), inputs, 4, outputs, 2);
+  };
+  serve(site, m, kernel, native);
+}
+
 inline std::tuple<at::Tensor, at::Tensor> rotary(const at::Tensor &positions, const at::Tensor &query,
                                                 const at::Tensor &key, const at::Tensor &cache, int64_t head_size,
                                                 bool neox) {
   const Turned call{positions, query, key, cache, head_size, neox};
   at::Tensor q = dense_like(query), k = dense_like(key);
-  const int64_t m = positions.numel();
-  if (m == 0) return {q, k};
-  const auto native = [&] {
+  turn(call, q, k, [&] {
     q.copy_(query);
     k.copy_(key);
     native_rotary(call, q, k);
-  };
-  if (!is_plain(call)) {
-    native();
-    return {q, k};
-  }
-  const int64_t site = rotary_site(call, false);
-  maybe_capture(definition_of(site), site, m, [&] {
-    return Named{
-        {"positions", positions}, {"query", query}, {"key", key}, {"cos_sin_cache", used_rows(cache, positions)}};
   });
-  const auto kernel = [&](const Cell &cell) {
-    const pm_tensor inputs[4] = {view_of(positions), view_of(query), view_of(key), view_of(cache)};
-    const pm_tensor outputs[2] = {view_of(q), view_of(k)};
-    return cell.run(context(), inputs, 4, outputs, 2);
-  };
-  serve(site, m, kernel, native);
   return {q, k};
+}
+
+// Without a graph nothing else reads what the projection gave: the engine turns it in place, and so do we.
+inline void rotary_in_place(const at::Tensor &positions, const at::Tensor &query, const at::Tensor &key,
+                            const at::Tensor &cache, int64_t head_size, bool neox) {
+  const Turned call{positions, query, key, cache, head_size, neox};
+  turn(call, query, key, [&] { native_rotary(call, query, key); });
 }
 
 inline std::tuple<at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor &positions, const at::Tensor &query,
@@ -130,12 +141,16 @@ TORCH_LIBRARY_FRAGMENT(polymorph, library) {
       "rotary(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache, int head_size, bool neox)"
       " -> (Tensor, Tensor)");
   library.def(
+      "rotary_(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache, int head_size, bool neox)"
+      " -> ()");
+  library.def(
       "qk_norm_rotary(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache, Tensor query_weight, "
       "Tensor key_weight, float eps, int head_size, bool neox) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(polymorph, CPU, library) {
   library.impl("rotary", rotary);
+  library.impl("rotary_", rotary_in_place);
   library.impl("qk_norm_rotary", qk_norm_rotary);
 }
 
