@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from polymorph.engine.loading import testing
+from polymorph.engine.loading.admission import Refused
 from polymorph.engine.selftest_case import SelfTest
 from polymorph.kernels.schema import Solution
 from polymorph.sandbox import isolation
 from polymorph.sandbox.isolation import Isolation
 from polymorph.sandbox.sealed import sealed
-from polymorph.worker.adapters import selftest
-from polymorph.worker.domain.admission import Refused
 
 PROBE = """
 import json, os, socket, sys
@@ -85,7 +85,7 @@ def test_the_judge_reaches_what_it_needs_and_nothing_else(tmp_path: Path) -> Non
         command = [sys.executable, "-P", "-c", PROBE, json.dumps(test.document()), str(secret), str(port)]
         done = subprocess.run(
             [*isolation.prefix(isolation.detect()), *command], cwd=test.scratch,
-            env=selftest._environment(test.scratch), capture_output=True, text=True, check=False,
+            env=testing._environment(test.scratch), capture_output=True, text=True, check=False,
         )  # fmt: skip
         server.close()
     assert done.returncode == 0, done.stderr
@@ -105,13 +105,13 @@ async def test_a_kernel_is_tested_in_the_sandbox_from_end_to_end(gates, tmp_path
         folder = tmp_path / str(index)
         folder.mkdir()
         descriptor = sealed("kernel", library)
-        test = SelfTest(**{**vars(_test(folder, descriptor)), "host": await selftest.host()})
+        test = SelfTest(**{**vars(_test(folder, descriptor)), "host": await testing.host()})
         try:
             if reason:
                 with pytest.raises(Refused, match=f"self-test: .*{reason}"):
-                    await selftest.check(test)
+                    await testing.check(test)
             else:
-                await selftest.check(test)
+                await testing.check(test)
         finally:
             os.close(descriptor)
 
@@ -124,4 +124,4 @@ async def test_an_answer_that_never_ends_is_cut(monkeypatch, tmp_path: Path) -> 
     monkeypatch.setattr("sys.executable", str(chatty))
     test = _test(tmp_path)
     with pytest.raises(Refused, match="gave no verdict"):
-        await selftest.check(test)
+        await testing.check(test)

@@ -24,6 +24,10 @@ from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.loading.admission import Fence
+from polymorph.engine.loading.counters import NOTHING, Counters
+from polymorph.engine.loading.libraries import Libraries
+from polymorph.engine.loading.loader import Loader
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, PromoterSignature
 from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision, Way
@@ -35,14 +39,10 @@ from polymorph.sandbox import isolation
 from polymorph.sandbox.isolation import Isolation
 from polymorph.worker import loading
 from polymorph.worker.adapters.artifacts import ArtifactFolder
-from polymorph.worker.adapters.libraries import Libraries
 from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
-from polymorph.worker.domain.admission import Fence
 from polymorph.worker.domain.change import Plan
-from polymorph.worker.domain.counters import NOTHING, Counters
 from polymorph.worker.leasing import HostLeasing
-from polymorph.worker.loading import Loader
 
 DEFINITION = "rms_norm_h64_f32"
 OTHER = "rms_norm_h96_f32"

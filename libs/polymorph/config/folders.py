@@ -1,4 +1,4 @@
-"""Folders outside of a deployment's data: what may be lost and is then made again."""
+"""Folders outside of a deployment's data folder."""
 
 import os
 from pathlib import Path
@@ -13,3 +13,14 @@ def cache_folder() -> Path:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "polymorph"
+
+
+def state_folder() -> Path:
+    """Where a server without a data folder remembers what must outlive it: `POLYMORPH_STATE`, else `polymorph` under
+    `XDG_STATE_HOME` or ~/.local/state.
+    """
+    named = os.environ.get("POLYMORPH_STATE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "polymorph"

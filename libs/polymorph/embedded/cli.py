@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--user", help="the server's user")
     plan.add_argument("--json", action="store_true", dest="as_json")
+    commands.add_parser("kernels", help="what a plain vllm serve runs, by a folder", add_help=False)
     commands.add_parser("doctor", help="check what a start would trip over", add_help=False)
     return parser
 
@@ -83,6 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["doctor"]:
         return doctor.main(given[1:])
+    if given[:1] == ["kernels"]:
+        from polymorph.embedded import kernels  # noqa: PLC0415 - keeps the others quick
+
+        return kernels.main(given[1:])
     options = _parser().parse_args(given)
     try:
         if options.command == "up":

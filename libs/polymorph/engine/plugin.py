@@ -2,6 +2,7 @@
 
 from polymorph.engine import core, draft
 from polymorph.engine.disable import Disabled
+from polymorph.engine.plain import front
 
 
 def register() -> None:
@@ -13,3 +14,4 @@ def register() -> None:
     resume.install()
     core.install()
     draft.install()
+    front.install()

@@ -18,7 +18,7 @@ async def _stream(llm: Any, request_id: str, tokens: int) -> list[int]:
 
 
 async def _refused(engine: Any, bindings: Any) -> str:
-    from polymorph.worker.domain.admission import Refused
+    from polymorph.engine.loading.admission import Refused
 
     try:
         await engine.engage(bindings)

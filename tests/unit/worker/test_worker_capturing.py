@@ -16,12 +16,12 @@ from polymorph.bus.memory_world import MemoryWorld
 from polymorph.config.clock import SystemClock
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load as load_ops
+from polymorph.engine.loading.admission import Refused
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import CaptureInputs
 from polymorph.kernels.schema import Workload
 from polymorph.worker.capturing import PART_BYTES, Capturing
-from polymorph.worker.domain.admission import Refused
 from polymorph.worker.handlers import Asked
 from polymorph.workloads.collect import NotCaptured, captured
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polymorph.engine.launch import EngineLaunch
+from polymorph.engine.loading.admission import Refused
 from polymorph.events.values import EngineSettings, Revision, Way
-from polymorph.worker.domain.admission import Refused
 from polymorph.worker.domain.change import GIB, SUPPORTED, Plan, Room, Running, goal_settings, plan
 from polymorph.worker.launching import launch_with, settings_of
 

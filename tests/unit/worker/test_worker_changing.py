@@ -13,12 +13,12 @@ from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.config.clock import SystemClock
 from polymorph.engine.launch import EngineLaunch
+from polymorph.engine.loading.admission import Refused
 from polymorph.events.state import WorkerRecord
 from polymorph.events.values import EngineSettings, Revision, Way
 from polymorph.worker.adapters import memory
 from polymorph.worker.adapters.scheduler import InForce
 from polymorph.worker.changing import Changing
-from polymorph.worker.domain.admission import Refused
 from polymorph.worker.domain.change import GIB
 from polymorph.worker.launching import settings_of
 from polymorph.worker.rolling import Rolling

@@ -21,6 +21,10 @@ from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import BindingRefused, SlotBinding
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.loading.admission import Fence, Refused
+from polymorph.engine.loading.counters import Counters
+from polymorph.engine.loading.libraries import Libraries
+from polymorph.engine.loading.loader import Loader
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
@@ -31,14 +35,10 @@ from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.adapters.artifacts import ArtifactFolder
-from polymorph.worker.adapters.libraries import Libraries
 from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
-from polymorph.worker.domain.admission import Fence, Refused
 from polymorph.worker.domain.change import Plan
-from polymorph.worker.domain.counters import Counters
 from polymorph.worker.leasing import HostLeasing
-from polymorph.worker.loading import Loader
 
 KERNEL = Path(__file__).parents[1] / "engine" / "packed_gemm.cpp"
 ABI = Path(__file__).parents[3] / "libs" / "polymorph" / "kernels" / "abi"

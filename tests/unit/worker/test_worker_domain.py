@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from polymorph.bus.errors import Retryable
+from polymorph.engine.loading.admission import Fence, Refused, admit_kernel
+from polymorph.engine.loading.counters import NOTHING, Counters, hits
+from polymorph.engine.loading.generation import GenerationFile
+from polymorph.engine.loading.rows import exercise_sizes, sample_rows
+from polymorph.engine.loading.target import standing, target
 from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Reordered, Stage
 from polymorph.events.values import KernelBinding, Numerics, Revision, SampledSteps
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
-from polymorph.worker.domain.admission import Fence, Refused, admit_kernel
-from polymorph.worker.domain.counters import NOTHING, Counters, hits
 from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.request_ids import client_request_id
-from polymorph.worker.domain.rows import exercise_sizes, sample_rows
 from polymorph.worker.domain.steps import Load, StepTally, shares
-from polymorph.worker.domain.target import standing, target
-from polymorph.worker.generation import GenerationFile
 
 KERNEL = KernelBinding(
     definition="gemm_n16_k16_f32",

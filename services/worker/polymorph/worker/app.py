@@ -10,24 +10,24 @@ from polymorph.bus.errors import Fatal
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.engine.disable import Disabled
+from polymorph.engine.loading.admission import Fence
+from polymorph.engine.loading.counters import hits
+from polymorph.engine.loading.generation import GenerationFile
+from polymorph.engine.loading.libraries import Libraries
+from polymorph.engine.loading.loader import Loader
 from polymorph.events.state import WorkerRecord
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.signing import Trust
 from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
-from polymorph.worker.adapters.libraries import Libraries
 from polymorph.worker.adapters.seating import Seating
 from polymorph.worker.adapters.server import HttpServer, listen
 from polymorph.worker.capturing import Capturing
 from polymorph.worker.changing import Changing
 from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence
-from polymorph.worker.domain.admission import Fence
 from polymorph.worker.domain.change import GIB
-from polymorph.worker.domain.counters import hits
-from polymorph.worker.generation import GenerationFile
 from polymorph.worker.leasing import HostLeasing
-from polymorph.worker.loading import Loader
 from polymorph.worker.registry import HEARTBEAT_S, Registry
 from polymorph.worker.rolling import Rolling
 from polymorph.worker.seat import Seat

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from polymorph.bus.errors import BusError
 from polymorph.config.clock import Clock
+from polymorph.engine.loading.admission import Refused
 from polymorph.events.requests import (
     CapturedCall,
     CaptureInputs,
@@ -18,7 +19,6 @@ from polymorph.events.requests import (
     CaptureRefused,
     CaptureTold,
 )
-from polymorph.worker.domain.admission import Refused
 from polymorph.worker.seats import Engines
 
 _log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polymorph.engine.launch import EngineLaunch, on_cpu
+from polymorph.engine.loading.admission import Refused
 from polymorph.events.values import EngineSettings, Revision, Way
 from polymorph.worker.adapters import memory
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.adapters.scheduler import InForce
-from polymorph.worker.domain.admission import Refused
 from polymorph.worker.domain.change import GIB, SUPPORTED, Plan, Room, Running, goal_settings, plan
 from polymorph.worker.launching import launch_with, settings_of
 from polymorph.worker.rolling import Rolling

@@ -10,10 +10,10 @@ from polymorph.bus.nats import NatsBus
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.config.settings import NatsSettings
+from polymorph.engine.loading.counters import Counters
 from polymorph.events.requests import CaptureInputs, ControlSlots, LeaseHost, PlanChange
 from polymorph.worker.capturing import Capturing
 from polymorph.worker.convergence import Convergence
-from polymorph.worker.domain.counters import Counters
 from polymorph.worker.handlers import Asked
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.registry import Registry

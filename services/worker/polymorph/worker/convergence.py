@@ -12,22 +12,23 @@ from polymorph.bus import topology
 from polymorph.bus.errors import BusError, NotFound
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
+from polymorph.engine.loading.admission import Fence, Refused, check_named
+from polymorph.engine.loading.loader import Loaded, Loader
+from polymorph.engine.loading.target import target
 from polymorph.events.state import EMPTY, DesiredState, Quarantine, Reordered
 from polymorph.events.types import WorkerLoaded, WorkerRefused
 from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.changing import Changes, Receipt
-from polymorph.worker.domain.admission import Fence, Refused, check_named
 from polymorph.worker.domain.change import Plan
 from polymorph.worker.domain.numerics import identity, waits_for
-from polymorph.worker.domain.target import target
-from polymorph.worker.loading import Loaded, Loader
+from polymorph.worker.loading import InForce
 from polymorph.worker.seats import Engines
 
 _log = logging.getLogger(__name__)
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _LOOK_AGAIN_S = 30.0
-_NOTHING = Loaded(EMPTY, (), {}, 0.0)
+_NOTHING = InForce(EMPTY, (), {}, 0.0)
 
 LoaderFor = Callable[[Bus, Engine], Loader]
 
@@ -228,7 +229,7 @@ class Convergence:
                 receipt = await self._changes.live(plan)
                 loaded = await loader.engage(goal, bindings)
                 await self._salted(self._engines.engine, goal)
-                self._runs(dataclasses.replace(loaded, receipt=receipt))
+                self._runs(InForce.of(loaded, receipt))
             self._stay()
 
     @contextlib.asynccontextmanager
@@ -272,7 +273,7 @@ class Convergence:
             await self._salted(engine, goal)
 
         receipt = await self._changes.beside(plan, goal.revision, engage_on)
-        self._runs(dataclasses.replace(made[0], receipt=receipt))
+        self._runs(InForce.of(made[0], receipt))
 
     async def _restarted(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
         """Kernels are verified and tried before the engine that serves is given up."""
@@ -289,9 +290,9 @@ class Convergence:
             await self._salted(self._engines.engine, before.revision)
             self._runs(dataclasses.replace(before, receipt=back))
             raise
-        self._runs(dataclasses.replace(loaded, receipt=receipt))
+        self._runs(InForce.of(loaded, receipt))
 
-    def _runs(self, loaded: Loaded) -> None:
+    def _runs(self, loaded: InForce) -> None:
         self.loaded = loaded
         self._engines.runs(loaded.revision.revision)
         self._unsure = False

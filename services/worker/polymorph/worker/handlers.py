@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from polymorph.bus.errors import BusError
+from polymorph.engine.loading.admission import Refused
 from polymorph.events.requests import (
     CaptureInputs,
     CaptureRefused,
@@ -19,7 +20,6 @@ from polymorph.events.requests import (
 from polymorph.events.values import Revision
 from polymorph.worker.capturing import Capturing, reply_all
 from polymorph.worker.convergence import Convergence
-from polymorph.worker.domain.admission import Refused
 from polymorph.worker.leasing import HostLeasing
 
 _log = logging.getLogger(__name__)

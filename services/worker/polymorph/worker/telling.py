@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
+from polymorph.engine.loading.counters import NOTHING, Counters
 from polymorph.events.types import TokensCounted
 from polymorph.worker.adapters.stats import FinishedRequest, StatSink
-from polymorph.worker.domain.counters import NOTHING, Counters
 from polymorph.worker.domain.request_ids import client_request_id
 from polymorph.worker.domain.steps import Load, StepTally
 

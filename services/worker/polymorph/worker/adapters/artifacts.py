@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from polymorph.bus.errors import Corrupt, TooLarge
 from polymorph.bus.port import Bus
+from polymorph.engine.loading.admission import Refused
 from polymorph.kernels.schema import SignedManifest
 from polymorph.kernels.state import MOST_BYTES
-from polymorph.worker.domain.admission import Refused
 
 _MANIFEST_BYTES = 64 << 10
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from polymorph.bus.errors import Retryable
 from polymorph.engine.core import SALT_CALL, SET_CALL, SETTINGS_CALL
-from polymorph.worker.domain.admission import Refused
+from polymorph.engine.loading.admission import Refused
 
 _TIMEOUT_S = 30.0
 

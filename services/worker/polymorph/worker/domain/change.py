@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from polymorph.engine.loading.admission import Refused
 from polymorph.events.values import EngineSettings, Revision, SettingChange, Way
-from polymorph.worker.domain.admission import Refused
 
 SUPPORTED = tuple(EngineSettings.model_fields)
 GIB = 1 << 30

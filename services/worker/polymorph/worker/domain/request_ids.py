@@ -2,7 +2,8 @@
 
 import re
 
-SELF_PREFIX = "polymorph-self-"
+from polymorph.engine.loading.rows import SELF_PREFIX
+
 _PREFIX = re.compile(r"^(?:chatcmpl-|cmpl-|resp_)")
 _CHOICE = re.compile(r"-\d+$")
 

@@ -4,10 +4,10 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from polymorph.engine.loading.counters import Counters
 from polymorph.events.types import StepsCounted
 from polymorph.events.values import Operation, SampledSteps
 from polymorph.kernels.buckets import bucket
-from polymorph.worker.domain.counters import Counters
 
 
 @dataclass(frozen=True)

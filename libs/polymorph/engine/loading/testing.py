@@ -6,12 +6,12 @@ import os
 import sys
 
 from polymorph.config.folders import cache_folder
+from polymorph.engine.loading.admission import Refused
 from polymorph.engine.selftest_case import MOST_BYTES, SelfTest, SelfTestResult
 from polymorph.kernels.host.pool import host_library
 from polymorph.kernels.toolchain import detect_toolchain, run_command
 from polymorph.sandbox import isolation
 from polymorph.sandbox.isolation import Isolation
-from polymorph.worker.domain.admission import Refused
 
 _TIMEOUT_S = 240.0
 _MODULE = "polymorph.engine.selftest"

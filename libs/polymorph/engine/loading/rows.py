@@ -1,5 +1,7 @@
 """Numbers of tokens to try a kernel with, and to make an engine compute."""
 
+SELF_PREFIX = "polymorph-self-"
+"""Ids of requests of our own begin with it."""
 _MOST_ROWS = 256
 
 

@@ -12,8 +12,8 @@ import resource
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from polymorph.engine.loading.admission import Refused
 from polymorph.sandbox.sealed import sealed
-from polymorph.worker.domain.admission import Refused
 
 _HIGHEST = 1 << 16
 _KEPT = 256

@@ -1,0 +1,202 @@
+"""The slots of a running AsyncLLM, called over all its ranks."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
+from typing import Any
+
+from polymorph.bus.errors import Retryable
+from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.loading.admission import Refused
+from polymorph.engine.loading.counters import NOTHING, Counters
+from polymorph.engine.loading.rows import SELF_PREFIX
+
+_RPC_TIMEOUT_S = 60.0
+_SLICE_S = 0.05
+
+
+class SlottedEngine:
+    """Calls of the slots run between two steps and never raise for a refusal by the engine: `Refused`."""
+
+    def __init__(self, llm: Any, *, slotted: bool, dead: type[Exception]) -> None:
+        self.llm = llm
+        self.slotted = slotted
+        self._requests = 0
+        self._dead = dead
+
+    @property
+    def alive(self) -> bool:
+        return not self.llm.errored
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self.llm.model_config.max_model_len)
+
+    def most_seqs(self) -> int:
+        """How many requests run at the same time."""
+        return int(self.llm.vllm_config.scheduler_config.max_num_seqs)
+
+    async def definitions(self) -> tuple[str, ...]:
+        if not self.slotted:
+            return ()
+        return tuple((await self._call("slots_describe"))["definitions"])
+
+    async def counters(self) -> Counters:
+        if not self.slotted:
+            return NOTHING
+        return Counters.of(await self._call("slots_read"))
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """What each rank says of its slots."""
+        return await self._all("slots_describe")
+
+    async def read(self) -> list[dict[str, Any]]:
+        """What each rank counted."""
+        return await self._all("slots_read")
+
+    async def engage(self, bindings: Iterable[SlotBinding], *, keep_packed: bool = False) -> float:
+        """Makes `bindings` all that the slots run; returns the seconds that the engine stood still for it.
+
+        Weights are packed a little at a time, so that no step waits for long.
+
+        Raises:
+            Refused: the engine cannot run them; what ran goes on.
+        """
+        documents = [vars(binding) for binding in bindings]
+        if not self.slotted:
+            if documents:
+                raise Refused("this engine was started without slots")
+            return 0.0
+        stood = 0.0
+        left = 1
+        while left and documents:
+            began = time.monotonic()
+            left = (await self._checked("slots_prepare", bindings=documents, seconds=_SLICE_S))["left"]
+            stood += min(time.monotonic() - began, _SLICE_S)
+            await asyncio.sleep(_SLICE_S)
+        return stood + await self._flipped(documents, keep_packed=keep_packed)
+
+    async def _flipped(self, documents: list[dict[str, Any]], *, keep_packed: bool) -> float:
+        """All ranks make the table ready and then flip at one step, or none does; the seconds that the last one took."""
+        began = time.monotonic()
+        try:
+            await self._checked("slots_stage", bindings=documents)
+        except Refused:
+            await self._checked("slots_abandon")
+            raise
+        staged = time.monotonic() - began
+        flipped = await self._all("slots_flip", keep_packed=keep_packed)
+        ranks = len(flipped) // self._engines
+        for first in range(0, len(flipped), ranks):
+            _raise_for_parted(flipped[first : first + ranks])
+        return staged + max(float(answer["seconds"]) for answer in flipped)
+
+    async def capture(
+        self,
+        definition: str,
+        calls: int,
+        every: int,
+        min_m: int,
+        max_m: int,
+        *,
+        max_mib: int = 64,
+        ring: bool = False,
+    ) -> None:
+        """Keeps inputs of one call in `every`: the first `calls` that come, or as a ring the last."""
+        await self._checked(
+            "slots_capture",
+            definition=definition,
+            calls=calls,
+            every=every,
+            min_m=min_m,
+            max_m=max_m,
+            max_mib=max_mib,
+            ring=ring,
+        )
+
+    async def captured(self, directory: Path) -> list[dict[str, Any]]:
+        """Ends the capture; a path of inputs, one of the weight, and M, for each call."""
+        calls: list[dict[str, Any]] = (await self._checked("slots_captured", directory=str(directory)))[
+            "calls"
+        ]
+        return calls
+
+    async def exercise(self, m: int) -> None:
+        """Makes the engine compute steps of about `m` tokens, with requests of our own."""
+        if m <= self.most_seqs():
+            await asyncio.gather(*(self._generate(length=2, tokens=2) for _ in range(m)))
+        else:
+            await self._generate(length=min(m, self.max_model_len - 2), tokens=1)
+
+    async def _generate(self, length: int, tokens: int) -> None:
+        from vllm import SamplingParams  # noqa: PLC0415
+
+        self._requests += 1
+        # Another first token each time: a prompt that is in the prefix cache would be computed in fewer tokens.
+        vocabulary = int(self.llm.model_config.get_vocab_size())
+        prompt = {
+            "prompt_token_ids": [(self._requests * 31 + position) % vocabulary for position in range(length)]
+        }
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        async for _ in self.llm.generate(prompt, sampling, request_id=f"{SELF_PREFIX}{self._requests}"):
+            pass
+
+    async def _call(self, method: str, **keywords: Any) -> dict[str, Any]:
+        """The first rank's answer."""
+        return (await self._all(method, **keywords))[0]
+
+    async def _all(self, method: str, **keywords: Any) -> list[dict[str, Any]]:
+        """Every rank's answer, in the order of ranks; of data-parallel engines all, one after the other."""
+        if self._engines > 1:
+            call = _every_engine(self.llm.engine_core, method, keywords)
+        else:
+            call = self.llm.collective_rpc(method, timeout=_RPC_TIMEOUT_S, kwargs=keywords)
+        answers: list[dict[str, Any]] = await self._guarded(call)
+        return answers
+
+    @property
+    def _engines(self) -> int:
+        """Data-parallel engines behind this front."""
+        return max(1, len(getattr(getattr(self.llm, "engine_core", None), "core_engines", ())))
+
+    async def _guarded(self, call: Awaitable[Any]) -> Any:
+        """An engine that does not answer may answer later, or is about to be found dead."""
+        try:
+            return await call
+        except (RuntimeError, TimeoutError, self._dead) as error:
+            raise Retryable(f"the engine does not answer: {error}") from error
+
+    async def _checked(self, method: str, **keywords: Any) -> dict[str, Any]:
+        """The first rank's answer, where all ranks agree; `left` is that of the rank with the most to do."""
+        answers = await self._all(method, **keywords)
+        for rank, answer in enumerate(answers):
+            if not answer["ok"]:
+                where = f"rank {rank} of {len(answers)}: " if len(answers) > 1 else ""
+                raise Refused(f"{where}{answer['reason']}")
+        if "left" in answers[0]:
+            return answers[0] | {"left": max(answer["left"] for answer in answers)}
+        return answers[0]
+
+
+async def _every_engine(core: Any, method: str, keywords: dict[str, Any]) -> list[dict[str, Any]]:
+    """VLLM's own `collective_rpc` gives back what the first of several engines answers."""
+    call = core._call_utility_async  # noqa: SLF001 - the public ways lead to one engine, or came with 0.32
+    asked = [
+        call("collective_rpc", method, _RPC_TIMEOUT_S, (), keywords, engine=engine)
+        for engine in core.core_engines
+    ]
+    return [answer for answers in await asyncio.gather(*asked) for answer in answers]
+
+
+def _raise_for_parted(flipped: list[dict[str, Any]]) -> None:
+    """Ranks that change at different steps compute one token by two revisions.
+
+    Raises:
+        Refused: they did.
+    """
+    steps = [answer.get("step") for answer in flipped]
+    if len(set(steps)) > 1:
+        raise Refused(f"the ranks changed at different steps: {', '.join(map(str, steps))}")
+    if not all(answer["ok"] for answer in flipped):
+        raise Refused("; ".join(answer["reason"] for answer in flipped if not answer["ok"]))

@@ -1,0 +1,92 @@
+"""The front of a plain `vllm serve`: its application names the revision, and one of its processes watches the folder.
+
+`plugin.register` adds `HotLoading` to vLLM's application; where this vLLM builds its application elsewhere,
+`--middleware polymorph.engine.plain.front.HotLoading` does it by hand.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import sys
+from typing import Any
+
+from polymorph.engine.hooks.hook import HookMissing, expect, expect_parameters, hindrance
+from polymorph.engine.launch import EXTENSION
+from polymorph.engine.plain.settings import KERNELS_VARIABLE, PlainSettings
+from polymorph.engine.provenance import Application, Receive, RevisionHeader, Scope, Send
+
+_log = logging.getLogger(__name__)
+_SERVE = "vllm.entrypoints.cli.serve"
+_ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+_NAME = f"{__name__}.HotLoading"
+
+
+class HotLoading:
+    """Names the revision in every response; while the application lives, watches the folder where one is named."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = RevisionHeader(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        watching = asyncio.create_task(_watch(scope["app"].state))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+
+async def _watch(state: Any) -> None:
+    try:
+        settings = PlainSettings.read()
+        if settings.folder is None:
+            return
+        from polymorph.engine.plain.server import serve  # noqa: PLC0415 - only where it is asked for
+
+        await serve(settings, state.engine_client, state.args)
+    except Exception:  # noqa: BLE001 - whatever tuning does, serving outlives it
+        _log.exception("hot loading has ended; serving goes on")
+
+
+def probe() -> None:
+    """VLLM builds the application of a server in one function, from the arguments of the command line."""
+    entry = sys.modules.get(_ENTRY)
+    if entry is None:
+        raise HookMissing(f"this vLLM has no {_ENTRY}")
+    expect_parameters(expect(entry, "build_app"), "args")
+
+
+def install() -> None:
+    """Where this process serves HTTP: its application gets the middleware, if its engine has our extension."""
+    if _SERVE not in sys.modules and _ENTRY not in sys.modules:
+        return
+    reason = hindrance(probe)
+    if reason is not None:
+        _log.error("no revision in responses, no hot loading: %s; try --middleware %s", reason, _NAME)
+        return
+    entry = sys.modules[_ENTRY]
+    if not hasattr(entry.build_app, "__wrapped__"):
+        entry.build_app = _with_middleware(entry.build_app)  # type: ignore[attr-defined]
+    settings = PlainSettings.read()
+    if settings.folder is not None:
+        from polymorph.engine.flight import FLIGHT_VARIABLE  # noqa: PLC0415 - as above
+
+        os.environ.setdefault(FLIGHT_VARIABLE, str(settings.flights))
+
+
+def _with_middleware(native: Any) -> Any:
+    @functools.wraps(native)
+    def build_app(args: Any, *others: Any, **named: Any) -> Any:
+        app = native(args, *others, **named)
+        ours = getattr(args, "worker_extension_cls", "") == EXTENSION or KERNELS_VARIABLE in os.environ
+        if ours and _NAME not in (getattr(args, "middleware", None) or ()):
+            app.add_middleware(HotLoading)
+        return app
+
+    return build_app

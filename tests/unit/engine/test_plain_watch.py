@@ -1,0 +1,269 @@
+"""A plain server brings its engine to what its folder says; the engine here only takes notes."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polymorph.bus.errors import Retryable
+from polymorph.config.clock import SystemClock
+from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.flight import FlightRecord
+from polymorph.engine.loading.admission import Fence, Refused
+from polymorph.engine.plain import front, server
+from polymorph.engine.plain.folder import KernelFolder, NotThere
+from polymorph.engine.plain.settings import PlainSettings
+from polymorph.engine.plain.watch import Watch
+from polymorph.engine.provenance import RUNNING
+from polymorph.events.state import DesiredState, PromoterSignature
+from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision
+from polymorph.kernels.signing import Role, Signer, Trust
+
+DEFINITION = "gemm_n512_k256_f32"
+
+
+class Notes:
+    """An engine of two ranks, and the loader for it."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.engine = self
+        self.runs: list[str] = []
+        self.silent = False
+        self.fault: Exception | None = None
+        self.epoch = 0
+        self.quarantined: set[str] = set()
+
+    async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
+        self.quarantined = quarantined
+        if self.fault is not None:
+            raise self.fault
+        return tuple(
+            SlotBinding(kernel.definition, kernel.min_m, kernel.max_m, "path", kernel.artifact)
+            for kernel in revision.kernels
+        )
+
+    async def engage(self, *given: Any) -> Any:
+        """As a loader it is given a revision first, and reads back; as an engine bindings alone."""
+        if self.silent:
+            raise Retryable("the engine does not answer")
+        self.epoch += 1
+        self.runs = [binding.artifact for binding in given[-1]]
+        if len(given) == 2 and "lame" in self.runs:
+            raise Refused("lame served none of 9 calls")
+        return None
+
+    async def describe(self) -> list[dict[str, Any]]:
+        engaged = [
+            {"definition": DEFINITION, "min_m": 1, "max_m": 8, "artifact": artifact} for artifact in self.runs
+        ]
+        return [{"engaged": engaged, "missing": {"rms_norm": "gone"}}] * 2
+
+    async def read(self) -> list[dict[str, Any]]:
+        tally = {"calls": 3, "ns": 1}
+        counts: Mapping[str, Any] = {"by_m": {"8": tally}}
+        served = {artifact: {"served": tally, "by_m": {"8": tally}, "errors": 0} for artifact in self.runs}
+        return [{"epoch": self.epoch, "definitions": {DEFINITION: counts}, "artifacts": served}] * 2
+
+
+class House:
+    def __init__(self, folder: Path) -> None:
+        self.signer = Signer.generate(folder / "p.pem")
+        trust = Trust()
+        trust.add(self.signer.public, Role.PROMOTER)
+        self.folder = KernelFolder(folder)
+        self.notes = Notes()
+        loader: Any = self.notes
+        self.watch = Watch("p", "here", self.folder, Fence("p", trust), loader, SystemClock())
+
+    def desire(self, generation: int, *artifacts: str, pool: str = "p", **more: Any) -> None:
+        numerics = more.pop("numerics", Numerics.REORDERED)
+        kernels = tuple(
+            KernelBinding(
+                definition=DEFINITION, min_m=1, max_m=8, manifest="m", artifact=artifact, numerics=numerics
+            )
+            for artifact in artifacts
+        )
+        revision = Revision(revision="-".join(artifacts) or "empty", kernels=kernels, **more)
+        state = DesiredState(pool=pool, generation=generation, stable=revision)
+        signature = PromoterSignature(
+            key_id=self.signer.key_id, signature=self.signer.sign(state.signed_content())
+        )
+        self.folder.desire(state.model_copy(update={"signature": signature}))
+
+    async def step(self) -> tuple[str, str, str]:
+        await self.watch.step()
+        status = self.folder.status()
+        assert status is not None
+        return status.state, status.revision, status.reason
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(RUNNING, "revision", "empty")
+    return House(tmp_path)
+
+
+async def test_it_comes_to_what_is_desired_and_says_so(house: House) -> None:
+    assert await house.step() == ("converged", "empty", "")
+    house.desire(1, "a")
+    assert await house.step() == ("converged", "a", "")
+    assert (house.notes.runs, RUNNING.revision) == (["a"], "a")
+    status = house.folder.status()
+    assert status is not None
+    assert (status.generation, status.ranks, status.missing) == (1, 2, {"rms_norm": "gone"})
+    assert status.slots == {DEFINITION: {"8": 6}}
+    assert [(kernel.artifact, kernel.served_calls, kernel.by_m) for kernel in status.kernels] == [
+        ("a", 6, {"8": 6})
+    ]
+    epoch = house.notes.epoch
+    await house.step()
+    assert house.notes.epoch == epoch  # what runs already is not engaged again
+    house.desire(2)
+    assert await house.step() == ("converged", "empty", "")
+    assert house.notes.runs == []
+
+
+async def test_what_may_not_be_believed_is_refused_once_and_what_ran_goes_on(house: House) -> None:
+    house.desire(5, "a")
+    await house.step()
+    house.desire(4, "b")
+    assert await house.step() == ("refused", "a", "generation 4 is older than 5, which was seen")
+    house.desire(6, "b", pool="q")
+    assert await house.step() == ("refused", "a", "the desired state is for pool q, this is p")
+    house.folder.desired_path.write_text("{}")
+    state, revision, reason = await house.step()
+    assert (state, revision, "is no desired state" in reason) == ("refused", "a", True)
+    await house.step()
+    status = house.folder.status()
+    assert status is not None
+    assert [refusal.generation for refusal in status.refusals] == [4, 6, -1]
+    house.desire(7, "b")
+    assert await house.step() == ("converged", "b", "")
+
+
+async def test_a_plain_server_changes_kernels_alone(house: House) -> None:
+    house.desire(1, "a", engine=EngineSettings(max_num_seqs=4))
+    state, revision, reason = await house.step()
+    assert (state, revision, "changes kernels alone" in reason) == ("refused", "empty", True)
+    house.desire(2, "a", numerics=Numerics.LOSSY)
+    state, revision, reason = await house.step()
+    assert (state, revision, "which takes a worker" in reason) == ("refused", "empty", True)
+
+
+async def test_a_kernel_that_does_not_serve_is_taken_back(house: House) -> None:
+    house.desire(1, "a")
+    await house.step()
+    house.desire(2, "lame")
+    assert await house.step() == ("refused", "a", "lame served none of 9 calls")
+    assert house.notes.runs == ["a"]
+    epoch = house.notes.epoch
+    assert await house.step() == ("refused", "a", "lame served none of 9 calls")
+    assert house.notes.epoch == epoch  # it is not tried again
+
+
+async def test_it_waits_for_files_and_for_the_engine(house: House) -> None:
+    await house.step()
+    house.desire(1, "a")
+    house.notes.fault = NotThere("0000.so cannot be read: No such file or directory")
+    assert await house.step() == ("waiting", "empty", str(house.notes.fault))
+    house.notes.fault = None
+    house.notes.silent = True
+    assert await house.step() == ("waiting", "empty", "the engine does not answer")
+    house.notes.silent = False
+    assert await house.step() == ("converged", "a", "")
+
+
+async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: House, tmp_path: Path) -> None:
+    artifact = "ab" * 32
+    flights = tmp_path / "flight"
+    flights.mkdir()
+    with FlightRecord(flights, 0) as record:
+        record.begin(artifact, 1, 5)
+    server._quarantine(house.folder, flights)
+    assert house.folder.quarantined({artifact, "cd" * 32}) == {artifact}
+    assert list(flights.iterdir()) == []
+    house.desire(1, artifact)
+    await house.step()
+    assert house.notes.quarantined == {artifact}
+
+
+def test_of_several_fronts_one_leads_and_the_others_name_what_it_says(house: House) -> None:
+    llm = SimpleNamespace(engine_core=SimpleNamespace(engine_ranks_managed=[0, 1]))
+    other = SimpleNamespace(engine_core=SimpleNamespace(engine_ranks_managed=[2]))
+    path = server._lock_file(house.folder, llm)
+    assert path != server._lock_file(house.folder, other)
+    with path.open("a") as first, path.open("a") as second:
+        assert server._locked(first.fileno())
+        assert not server._locked(second.fileno())
+        first.close()
+        assert server._locked(second.fileno())
+
+
+async def test_a_follower_names_the_leaders_revision(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.desire(1, "a")
+    await house.step()
+    monkeypatch.setattr(RUNNING, "revision", "empty")
+    server._follow(house.folder)
+    assert RUNNING.revision == "a"
+
+
+class Application:
+    """Has what build_app gives back."""
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+
+    def add_middleware(self, middleware: Any) -> None:
+        self.added.append(middleware)
+
+
+@pytest.fixture
+def entry(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType(front._ENTRY)
+
+    def build_app(args: Any, supported_tasks: Any = None) -> Application:
+        return Application()
+
+    module.build_app = build_app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, front._ENTRY, module)
+    monkeypatch.delenv("POLYMORPH_KERNELS", raising=False)
+    return module
+
+
+def test_a_server_with_our_extension_gets_the_middleware_and_another_does_not(entry: Any) -> None:
+    front.install()
+    front.install()
+    slotted = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=[])
+    assert entry.build_app(slotted).added == [front.HotLoading]
+    assert entry.build_app(SimpleNamespace(worker_extension_cls="")).added == []
+    by_hand = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=[front._NAME])
+    assert entry.build_app(by_hand).added == []
+
+
+@pytest.mark.parametrize("broken", ["gone", "other"])
+def test_a_vllm_that_builds_its_application_elsewhere_is_told_and_serves(
+    broken: str, entry: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if broken == "gone":
+        del entry.build_app
+    else:
+        entry.build_app = lambda tasks, args: None
+    before = dict(vars(entry))
+    front.install()
+    assert dict(vars(entry)) == before
+    assert "no revision in responses, no hot loading" in caplog.text
+    assert "--middleware polymorph.engine.plain.front.HotLoading" in caplog.text
+
+
+def test_settings_come_from_the_environment(tmp_path: Path) -> None:
+    assert PlainSettings.read({}).folder is None
+    settings = PlainSettings.read({"POLYMORPH_KERNELS": str(tmp_path), "POLYMORPH_TOOLCHAINS": "a, b"})
+    assert (settings.folder, settings.toolchains) == (tmp_path.resolve(), {"a", "b"})
+    assert settings.flights.parent.parent.name == "plain"
+    with pytest.raises(ValueError, match="strong"):
+        PlainSettings.read({"POLYMORPH_MIN_ISOLATION": "strong"})
