@@ -109,6 +109,9 @@ class WorkerRecord(Value):
     stood_s: Annotated[float | None, Field(description="how long streams stood still for that")] = None
     kernels: Annotated[tuple[str, ...], Field(description="artifacts that are engaged")] = ()
     hits: Annotated[tuple[SlotHits, ...], Field(description="as counted last; empty slots too")] = ()
+    missing: Annotated[
+        dict[str, str], Field(description="slots that were asked for and are off, with the reason")
+    ] = {}
 
 
 STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord)

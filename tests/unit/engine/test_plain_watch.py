@@ -1,5 +1,6 @@
 """A plain server brings its engine to what its folder says; the engine here only takes notes."""
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,10 @@ from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Rev
 from polymorph.kernels.signing import Role, Signer, Trust
 
 DEFINITION = "gemm_n512_k256_f32"
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 class Notes:
@@ -53,7 +58,7 @@ class Notes:
             raise Retryable("the engine does not answer")
         self.epoch += 1
         self.runs = [binding.artifact for binding in given[-1]]
-        if len(given) == 2 and "lame" in self.runs:
+        if len(given) == 2 and digest("lame") in self.runs:
             raise Refused("lame served none of 9 calls")
         return None
 
@@ -81,12 +86,17 @@ class House:
         self.watch = Watch("p", "here", self.folder, Fence("p", trust), loader, SystemClock())
 
     def desire(self, generation: int, *artifacts: str, pool: str = "p", **more: Any) -> None:
-        numerics = more.pop("numerics", Numerics.REORDERED)
+        numerics, named = more.pop("numerics", Numerics.REORDERED), more.pop("named", False)
         kernels = tuple(
             KernelBinding(
-                definition=DEFINITION, min_m=1, max_m=8, manifest="m", artifact=artifact, numerics=numerics
+                definition=DEFINITION,
+                min_m=1,
+                max_m=8,
+                manifest=digest("m"),
+                artifact=name if named else digest(name),
+                numerics=numerics,
             )
-            for artifact in artifacts
+            for name in artifacts
         )
         revision = Revision(revision="-".join(artifacts) or "empty", kernels=kernels, **more)
         state = DesiredState(pool=pool, generation=generation, stable=revision)
@@ -112,13 +122,13 @@ async def test_it_comes_to_what_is_desired_and_says_so(house: House) -> None:
     assert await house.step() == ("converged", "empty", "")
     house.desire(1, "a")
     assert await house.step() == ("converged", "a", "")
-    assert (house.notes.runs, RUNNING.revision) == (["a"], "a")
+    assert (house.notes.runs, RUNNING.revision) == ([digest("a")], "a")
     status = house.folder.status()
     assert status is not None
     assert (status.generation, status.ranks, status.missing) == (1, 2, {"rms_norm": "gone"})
     assert status.slots == {DEFINITION: {"8": 6}}
     assert [(kernel.artifact, kernel.served_calls, kernel.by_m) for kernel in status.kernels] == [
-        ("a", 6, {"8": 6})
+        (digest("a"), 6, {"8": 6})
     ]
     epoch = house.notes.epoch
     await house.step()
@@ -150,7 +160,10 @@ async def test_a_plain_server_changes_kernels_alone(house: House) -> None:
     house.desire(1, "a", engine=EngineSettings(max_num_seqs=4))
     state, revision, reason = await house.step()
     assert (state, revision, "changes kernels alone" in reason) == ("refused", "empty", True)
-    house.desire(2, "a", numerics=Numerics.LOSSY)
+    house.desire(3, "../status.json", named=True)
+    state, revision, reason = await house.step()
+    assert (state, revision, "it is named by its sha256" in reason) == ("refused", "empty", True)
+    house.desire(4, "a", numerics=Numerics.LOSSY)
     state, revision, reason = await house.step()
     assert (state, revision, "which takes a worker" in reason) == ("refused", "empty", True)
 
@@ -160,7 +173,7 @@ async def test_a_kernel_that_does_not_serve_is_taken_back(house: House) -> None:
     await house.step()
     house.desire(2, "lame")
     assert await house.step() == ("refused", "a", "lame served none of 9 calls")
-    assert house.notes.runs == ["a"]
+    assert house.notes.runs == [digest("a")]
     epoch = house.notes.epoch
     assert await house.step() == ("refused", "a", "lame served none of 9 calls")
     assert house.notes.epoch == epoch  # it is not tried again
@@ -187,7 +200,7 @@ async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: Ho
     server._quarantine(house.folder, flights)
     assert house.folder.quarantined({artifact, "cd" * 32}) == {artifact}
     assert list(flights.iterdir()) == []
-    house.desire(1, artifact)
+    house.desire(1, artifact, named=True)
     await house.step()
     assert house.notes.quarantined == {artifact}
 

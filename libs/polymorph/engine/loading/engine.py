@@ -42,6 +42,12 @@ class SlottedEngine:
             return ()
         return tuple((await self._call("slots_describe"))["definitions"])
 
+    async def missing(self) -> dict[str, str]:
+        """Slots that were asked for and are off, with the reason."""
+        if not self.slotted:
+            return {}
+        return dict((await self._call("slots_describe"))["missing"])
+
     async def counters(self) -> Counters:
         if not self.slotted:
             return NOTHING

@@ -8,7 +8,7 @@ from typing import Literal
 from polymorph.bus.errors import Retryable
 from polymorph.config.clock import Clock
 from polymorph.engine.bindings import SlotBinding
-from polymorph.engine.loading.admission import Fence, Refused
+from polymorph.engine.loading.admission import Fence, Refused, check_named
 from polymorph.engine.loading.engine import SlottedEngine
 from polymorph.engine.loading.loader import Loader
 from polymorph.engine.loading.target import target
@@ -109,6 +109,7 @@ class Watch:
         return self._refused.get(key) or self._misheard
 
     async def _load(self, goal: Revision) -> None:
+        check_named(goal)
         _check_kind(goal)
         await self._say("loading", f"{goal.revision} is checked and tested")
         quarantined = self._folder.quarantined({kernel.artifact for kernel in goal.kernels})

@@ -201,6 +201,7 @@ class Worker:
                 "revision": self._revision(),
                 "hardware": self._cpu.fingerprint,
                 "slots": seat.definitions if seat is not None else (),
+                "missing": seat.missing if seat is not None else {},
                 "running": load.running,
                 "waiting": load.waiting,
                 "kv_used": load.kv_used,

@@ -25,6 +25,7 @@ class Seat:
     launch: EngineLaunch
     sink: StatSink
     definitions: tuple[str, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
     revision: str = "empty"
     in_flight: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)

@@ -69,7 +69,7 @@ class Seating:
         try:
             app = await application(engine, launch)
             await stack.enter_async_context(app.router.lifespan_context(app))
-            seat = Seat(engine, app, launch, sink, await engine.definitions())
+            seat = Seat(engine, app, launch, sink, await engine.definitions(), await engine.missing())
         except BaseException:
             await asyncio.to_thread(engine.stop)
             raise
