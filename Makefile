@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast test-slow test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload clean
+.PHONY: help setup demo up down status doctor test test-fast test-slow test-compat test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ test-slow: setup ## What takes minutes: two workers that restart in turn
 
 test-fast: setup ## Only the quick ones: no server, no engine
 	@$(BIN)/python -m pytest -m "not slow and not real and not engine" --timeout 120 -n $(WORKERS) $(ARGS)
+
+test-compat: ## The hooks and a plain server in the release of vLLM before the newest (makes .venv-compat)
+	@POLYMORPH_VENV=.venv-compat $(PYTHON) setup/install.py --without-model --instead requirements/compat.lock
+	@PATH="$(CURDIR)/.venv-compat/bin:$$PATH" python -m pytest --timeout 600 tests/integration/plain $(ARGS)
 
 test-gpu-kernels: setup ## Triton kernels without a GPU: interpreted, and compiled (makes .venv-triton)
 	@$(BIN)/python setup/triton_environment.py

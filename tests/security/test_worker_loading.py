@@ -24,6 +24,7 @@ from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.loading import loader as loading
 from polymorph.engine.loading.admission import Fence
 from polymorph.engine.loading.counters import NOTHING, Counters
 from polymorph.engine.loading.libraries import Libraries
@@ -37,7 +38,6 @@ from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.sandbox import isolation
 from polymorph.sandbox.isolation import Isolation
-from polymorph.worker import loading
 from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
@@ -254,8 +254,8 @@ async def pool(tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch) -
     async def passes(*_: Any) -> str:
         return ""
 
-    monkeypatch.setattr(loading.selftest, "check", passes)
-    monkeypatch.setattr(loading.selftest, "host", passes)
+    monkeypatch.setattr(loading.testing, "check", passes)
+    monkeypatch.setattr(loading.testing, "host", passes)
     monkeypatch.setattr(loading, "_CAPTURE_S", 0.0)
     monkeypatch.setattr(loading, "_TRAFFIC_S", 0.0)
     made = Pool(tmp_path)
