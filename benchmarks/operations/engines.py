@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 from benchmarks.operations.models import MODELS
+from benchmarks.operations.paired import fastest
 
 from polymorph.engine.launch import EngineLaunch
 from polymorph.kernels.isa import hardware_fingerprint
@@ -87,11 +88,13 @@ def compared(
     rows = []
     for name in arms:
         ratio = paired_ratio(seconds[name], seconds[BASE], np.random.default_rng(0))
+        undisturbed = fastest(seconds[BASE]) / fastest(seconds[name])
         rows.append(
             {
                 "arm": name,
                 "batch": batch,
-                "tokens_per_s": round(batch * tokens / statistics.median(seconds[name]), 1),
+                "tokens_per_s": round(batch * tokens / fastest(seconds[name]), 1),
+                "undisturbed": round(undisturbed, 4),
                 "against_base": [round(value, 4) for value in (ratio.point, ratio.low, ratio.high)],
                 "equal_rounds": round(statistics.mean(same[name]), 3),
             }
@@ -122,7 +125,7 @@ def main() -> None:
                 point, low, high = row["against_base"]
                 print(
                     f"{row['arm']:36} batch {batch:<3} {row['tokens_per_s']:9.1f} tokens/s   "
-                    f"{point:.3f} [{low:.3f}, {high:.3f}]   equal {row['equal_rounds']:.2f}",
+                    f"{point:.3f} [{low:.3f}, {high:.3f}], undisturbed {row['undisturbed']:.3f}   equal {row['equal_rounds']:.2f}",
                     flush=True,
                 )
     told = {"benchmark": "operation_engines", "model": options.model.name, "hardware": hardware_fingerprint()}

@@ -58,6 +58,7 @@ def test_the_best_right_kernel_is_confirmed(case: Any, tmp_path: Path) -> None:
     row = found.row()
     assert row["m"] == 3
     assert row["without_slot_us"] > 0
+    assert row["undisturbed"] > 0
     assert slots.engaged == []
 
 
