@@ -23,8 +23,8 @@ class Thing:
         return f"{self.kind} {getattr(self.holder, '__name__', self.holder)}.{self.name}"
 
     @property
-    def key(self) -> tuple[int, str]:
-        return id(self.holder), self.name
+    def key(self) -> tuple[Any, str]:
+        return self.holder if self.kind == "operator" else id(self.holder), self.name
 
     def broken(self, patch: pytest.MonkeyPatch) -> None:
         if self.kind == "operator":

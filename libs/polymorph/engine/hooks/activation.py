@@ -16,9 +16,10 @@ def probe() -> None:
 
     layer = expect(activation, "SiluAndMul")
     expect_dispatch(layer)
-    expect_parameters(layer.forward_native, "x")
+    native = expect(layer, "forward_native")
+    expect_parameters(native, "x")
     x = torch.linspace(-3, 3, 12).view(2, 6)
-    if not torch.equal(layer.forward_native(x), torch.nn.functional.silu(x[:, :3]) * x[:, 3:]):
+    if not torch.equal(native(x), torch.nn.functional.silu(x[:, :3]) * x[:, 3:]):
         raise HookMissing("SiluAndMul.forward_native computes something else than silu(gate) * up")
 
 
