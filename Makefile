@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast test-slow test-compat test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload clean
+.PHONY: help setup demo up down status doctor test test-fast test-slow test-compat test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload bench-gpu clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,8 +58,8 @@ test-compat: ## The hooks and a plain server in the release of vLLM before the n
 
 test-gpu-kernels: setup ## Triton kernels without a GPU: interpreted, and compiled (makes .venv-triton)
 	@$(BIN)/python setup/triton_environment.py
-	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/unit/gpu --timeout 300 -n $(WORKERS) $(ARGS)
-	@.venv-triton/bin/python -m pytest tests/unit/gpu/test_gpu_kernels.py --timeout 300 -n $(WORKERS) $(ARGS)
+	@TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/unit/gpu --timeout 600 -n $(WORKERS) $(ARGS)
+	@.venv-triton/bin/python -m pytest tests/unit/gpu/test_gpu_kernels.py --timeout 600 -n $(WORKERS) $(ARGS)
 
 lint: setup ## ruff, import-linter
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
@@ -88,6 +88,9 @@ bench-settings: setup ## Settings changed under load: what streams notice, how l
 
 bench-hotload: setup ## Kernels swapped under load, and what slots cost while nothing changes
 	@$(BIN)/python -m benchmarks.hotload $(ARGS)
+
+bench-gpu: ## Triton kernels swapped in captured CUDA graphs: for a machine with a GPU, torch and triton, without set-up
+	@$(PYTHON) benchmarks/gpu_hotswap.py $(ARGS)
 
 clean: ## Remove caches and the data of embedded mode (not .venv)
 	@rm -rf .polymorph .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -26,7 +26,11 @@ from typing import Any, cast
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "libs"), str(ROOT)]
 
-import torch  # noqa: E402
+try:
+    import torch
+except ImportError:
+    print("torch is not installed: this benchmark needs torch, triton and Python 3.11 or newer")
+    sys.exit(2)
 from benchmarks.gpu_block import BUCKETS, Block, Serving  # noqa: E402
 
 from polymorph.engine.bindings import SlotBinding  # noqa: E402

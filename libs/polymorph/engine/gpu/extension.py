@@ -1,6 +1,7 @@
 """vLLM's worker extension on a GPU: `--worker-extension-cls polymorph.engine.gpu.extension.GpuExtension`.
 
-Imported in the engine's process before the model loads, it installs the slots that POLYMORPH_GPU_SLOTS names.
+Imported in the engine's process before the model loads, it installs the slots that POLYMORPH_GPU_SLOTS names. What is
+compiled depends on them, so vLLM's compile cache must be told: `--additional-config '{"polymorph": "rms_norm"}'`, say.
 """
 
 import os

@@ -27,7 +27,7 @@ def inputs(
 
     wide = sizes[0] * 2 if operation == "silu_and_mul" else sizes[-1]
     x = drawn(m, wide)
-    x[0, ::7] *= 64.0
+    x[0, ::7] *= 16.0
     if m > 1:
         x[-1] = 0.0
     match operation:
