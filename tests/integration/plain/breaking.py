@@ -23,8 +23,10 @@ class Thing:
         return f"{self.kind} {getattr(self.holder, '__name__', self.holder)}.{self.name}"
 
     @property
-    def key(self) -> tuple[Any, str]:
-        return self.holder if self.kind == "operator" else id(self.holder), self.name
+    def keys(self) -> set[tuple[Any, str]]:
+        """What goes with it: classes share what they inherit."""
+        owners = [self.holder] if self.kind == "operator" else [id(each) for each in self._owners]
+        return {(owner, self.name) for owner in owners}
 
     def broken(self, patch: pytest.MonkeyPatch) -> None:
         if self.kind == "operator":
@@ -75,8 +77,10 @@ class Recorder:
     def expect_parameters(self, function: Any, *names: str) -> None:
         assert tuple(inspect.signature(function).parameters)[: len(names)] == names
         looks = [look for look in self.things if look.kind == "attribute"]
-        at = next(look for look in reversed(looks) if getattr(look.holder, look.name) == function)
-        self.things.append(Thing("parameters of", at.holder, at.name))
+        seen = [*(look.holder for look in looks), *(getattr(look.holder, look.name) for look in looks)]
+        name = function.__name__
+        holder = next(each for each in reversed(seen) if getattr(each, name, None) == function)
+        self.things.append(Thing("parameters of", holder, name))
 
     def expect_operator(self, schema_name: str) -> None:
         space, _, name = schema_name.partition("::")

@@ -1,0 +1,70 @@
+"""Calls of the slots reach every rank of every data-parallel engine, and all of an engine's ranks change at one step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polymorph.bus.errors import Retryable
+from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.loading.admission import Refused
+from polymorph.engine.loading.engine import SlottedEngine
+
+
+class Engines:
+    """An AsyncLLM over two engines of two ranks each; `steps` are those at which each engine's ranks flip."""
+
+    errored = False
+
+    def __init__(self, *steps: tuple[int, int]) -> None:
+        self.steps = dict(enumerate(steps))
+        self.calls: list[tuple[int, str]] = []
+        self.refuses: int | None = None
+        self.engine_core = SimpleNamespace(core_engines=[0, 1], _call_utility_async=self.call)
+
+    async def call(self, name: str, method: str, seconds: Any, args: Any, named: Any, *, engine: int) -> Any:
+        assert (name, args) == ("collective_rpc", ())
+        self.calls.append((engine, method))
+        if method == "slots_stage" and engine == self.refuses:
+            return [{"ok": True, "reason": ""}, {"ok": False, "reason": "no room"}]
+        return [
+            {"ok": True, "reason": "", "left": 0, "seconds": 0.1, "step": step} for step in self.steps[engine]
+        ]
+
+
+def engine_of(llm: Any) -> SlottedEngine:
+    return SlottedEngine(llm, slotted=True, dead=ValueError)
+
+
+BINDINGS = [SlotBinding("gemm_n16_k16_f32", 1, 8, "path", "artifact")]
+
+
+async def test_engines_flip_apart_and_the_ranks_of_one_together() -> None:
+    llm = Engines((7, 7), (9, 9))
+    await engine_of(llm).engage(BINDINGS)
+    assert llm.calls == [
+        (engine, method) for method in ("slots_prepare", "slots_stage", "slots_flip") for engine in (0, 1)
+    ]
+    with pytest.raises(Refused, match="the ranks changed at different steps: 9, 8"):
+        await engine_of(Engines((7, 7), (9, 8))).engage(BINDINGS)
+
+
+async def test_where_one_rank_of_one_engine_cannot_none_flips() -> None:
+    llm = Engines((7, 7), (9, 9))
+    llm.refuses = 1
+    with pytest.raises(Refused, match="rank 3 of 4: no room"):
+        await engine_of(llm).engage(BINDINGS)
+    methods = [method for _, method in llm.calls]
+    assert "slots_flip" not in methods
+    assert methods.count("slots_abandon") == 2
+
+
+async def test_an_engine_that_is_silent_is_asked_again_later() -> None:
+    llm = Engines((7, 7), (9, 9))
+
+    async def silent(*_: Any, **__: Any) -> Any:
+        raise TimeoutError("60 s")
+
+    llm.engine_core._call_utility_async = silent
+    with pytest.raises(Retryable, match="the engine does not answer: 60 s"):
+        await engine_of(llm).describe()
