@@ -63,7 +63,7 @@ class Recorder:
 
     def of(self, probe: Callable[[], Any], patch: pytest.MonkeyPatch) -> list[Thing]:
         with patch.context() as within:
-            for module in [each for each in sys.modules if each.startswith("polymorph.engine.hooks.")]:
+            for module in [each for each in sys.modules if each.startswith("polymorph.engine.")]:
                 for function in (self.expect, self.expect_parameters, self.expect_operator):
                     if hasattr(sys.modules[module], function.__name__):
                         within.setattr(sys.modules[module], function.__name__, function)

@@ -1,11 +1,12 @@
 """Each thing that a hook's probe relies on is broken in vLLM, one after the other: that slot is off, and no other."""
 
+import asyncio
 import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,16 @@ import pytest
 from polymorph.engine.hooks import HOOKS, graphs, spin, steps
 from polymorph.engine.hooks.hook import hindrance
 from polymorph.engine.installation import Installation
+from polymorph.engine.plain import front, server
 
 pytestmark = pytest.mark.engine
+
+
+def _probe_front() -> None:
+    import vllm.entrypoints.launchers.api_server.entry  # noqa: F401 - as a server's process has
+
+    front.probe()
+
 
 PROBES: dict[str, Callable[[], Any]] = {
     **{name: each.probe for name, each in HOOKS.items()},
@@ -22,6 +31,7 @@ PROBES: dict[str, Callable[[], Any]] = {
     "graphs": graphs.probe,
     "spin": spin.probe,
     "steps": steps.probe,
+    "front": _probe_front,
 }
 
 
@@ -202,3 +212,37 @@ def test_a_graph_is_cached_under_the_slots_that_it_was_built_with(monkeypatch: p
     second = VllmConfig.compute_hash(None)
     assert len({"0123456789", first, second}) == 3
     assert len(first) == len(second) == 10
+
+
+def test_vllms_own_application_names_the_revision_and_is_watched_over_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from starlette.testclient import TestClient
+    from vllm.entrypoints.launchers.api_server import entry
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    watched: list[Any] = []
+
+    async def serve(settings: Any, llm: Any, args: Any) -> None:
+        watched.append((settings.folder, llm, args.model))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            watched.append("ended")
+
+    monkeypatch.setattr(entry, "build_app", entry.build_app)
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setenv("POLYMORPH_KERNELS", str(tmp_path))
+    monkeypatch.setenv("POLYMORPH_FLIGHT_DIR", str(tmp_path / "flight"))
+    front.install()
+    command = ["--model", "m", "--worker-extension-cls", front.EXTENSION]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(command)
+    model = SimpleNamespace(get_pooling_task=lambda tasks: None, is_encoder_decoder=False)
+    app = entry.build_app(args, ("generate",), model)
+    app.state.engine_client, app.state.args, app.state.log_stats = "engine", args, False
+    with TestClient(app) as client:
+        for path in ("/nowhere", "/collective_rpc"):  # vLLM's development mode is off
+            answer = client.post(path)
+            assert (answer.status_code, answer.headers["x-polymorph-revision"]) == (404, "empty")
+    assert watched == [(tmp_path.resolve(), "engine", "m"), "ended"]

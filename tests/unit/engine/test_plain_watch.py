@@ -225,22 +225,12 @@ async def test_a_follower_names_the_leaders_revision(house: House, monkeypatch: 
     assert RUNNING.revision == "a"
 
 
-class Application:
-    """Has what build_app gives back."""
-
-    def __init__(self) -> None:
-        self.added: list[Any] = []
-
-    def add_middleware(self, middleware: Any) -> None:
-        self.added.append(middleware)
-
-
 @pytest.fixture
 def entry(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType(front._ENTRY)
 
-    def build_app(args: Any, supported_tasks: Any = None) -> Application:
-        return Application()
+    def build_app(args: Any, supported_tasks: Any = None) -> list[str]:
+        return list(args.middleware)
 
     module.build_app = build_app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, front._ENTRY, module)
@@ -251,11 +241,11 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_server_with_our_extension_gets_the_middleware_and_another_does_not(entry: Any) -> None:
     front.install()
     front.install()
-    slotted = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=[])
-    assert entry.build_app(slotted).added == [front.HotLoading]
-    assert entry.build_app(SimpleNamespace(worker_extension_cls="")).added == []
+    slotted = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=["mine"])
+    assert entry.build_app(slotted) == ["mine", front._NAME]
+    assert entry.build_app(SimpleNamespace(worker_extension_cls="", middleware=[])) == []
     by_hand = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=[front._NAME])
-    assert entry.build_app(by_hand).added == []
+    assert entry.build_app(by_hand) == [front._NAME]
 
 
 def test_a_server_that_python_started_as_a_module_is_found(
@@ -266,7 +256,7 @@ def test_a_server_that_python_started_as_a_module_is_found(
     monkeypatch.setitem(sys.modules, "__main__", entry)
     front.install()
     slotted = SimpleNamespace(worker_extension_cls=front.EXTENSION, middleware=[])
-    assert entry.build_app(slotted).added == [front.HotLoading]
+    assert entry.build_app(slotted) == [front._NAME]
 
 
 @pytest.mark.parametrize("broken", ["gone", "other"])

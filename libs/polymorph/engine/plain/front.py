@@ -90,10 +90,10 @@ def install() -> None:
 def _with_middleware(native: Any) -> Any:
     @functools.wraps(native)
     def build_app(args: Any, *others: Any, **named: Any) -> Any:
-        app = native(args, *others, **named)
         ours = getattr(args, "worker_extension_cls", "") == EXTENSION or KERNELS_VARIABLE in os.environ
-        if ours and _NAME not in (getattr(args, "middleware", None) or ()):
-            app.add_middleware(HotLoading)
-        return app
+        if ours and _NAME not in args.middleware:
+            # Where the function has returned, the application may hold its middleware already.
+            args.middleware = [*args.middleware, _NAME]
+        return native(args, *others, **named)
 
     return build_app
