@@ -39,7 +39,7 @@ def test_an_empty_slot_computes_its_definition(slots: SlotTable, operation: str,
         assert reference.worst(result, reference.bounds(operation, given)) <= slack
 
 
-@pytest.mark.parametrize("operation", ["rms_norm", "fused_add_rms_norm", "linear"])
+@pytest.mark.parametrize("operation", SIZES)
 def test_the_reference_here_is_that_of_the_signed_definition(operation: str) -> None:
     given = reference.inputs(operation, SIZES[operation], 3, torch.float32, "cpu", seed=1)
     wide = [one.double() if torch.is_tensor(one) else one for one in given]
