@@ -111,7 +111,7 @@ class House:
             max_m=1 << 30,
             manifest=manifest,
             artifact=artifact,
-            numerics=Numerics.REORDERED,
+            numerics=fields["numerics"],
         )
 
     async def desire(
@@ -172,6 +172,7 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         "TRUST_FILE": str(folder / "trust.json"),
         "DATA_DIR": str(folder / "data"),
         "DRAIN_TIMEOUT_S": "30",
+        "HOLD_TIMEOUT_S": "400",  # a change of numerics waits a tenth of it for streams: noisy cores
         "NATS__URL": settings.url,
         "NATS__USER": settings.user or "",
         "NATS__PASSWORD": settings.password.get_secret_value(),

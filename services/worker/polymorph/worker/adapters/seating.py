@@ -60,14 +60,13 @@ class Seating:
         while not starting.done():
             _log.info("%s", start_told(self._clock.monotonic() - began))
             await asyncio.wait({starting}, timeout=_PROGRESS_S)
-        engine = await starting
-        configure("worker", self._log_level)  # vLLM has set levels of its own meanwhile
-        return engine
+        return await starting
 
     async def _seat(self, engine: Engine, launch: EngineLaunch, sink: Any) -> Seat:
         stack = contextlib.AsyncExitStack()
         try:
             app = await application(engine, launch)
+            configure("worker", self._log_level)  # vLLM has set levels of its own meanwhile
             await stack.enter_async_context(app.router.lifespan_context(app))
             seat = Seat(engine, app, launch, sink, await engine.definitions(), await engine.missing())
         except BaseException:
