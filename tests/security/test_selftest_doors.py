@@ -47,6 +47,7 @@ shut = {
     "the folder of the inputs": fails(os.listdir, os.path.dirname(call)),
     "the temporary folder": fails(open, "/tmp/polymorph-probe", "w"),
     "the network": fails(connects),
+    "who started it": fails(open, f"/proc/{os.getppid()}/environ"),
 }
 opened = {
     "the inputs": not fails(open, call, "rb"),
@@ -73,9 +74,10 @@ def _test(folder: Path, library: int = 0) -> SelfTest:
     )
 
 
-def test_the_judge_reaches_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
-    if isolation.detect() < Isolation.FILTERED:
-        pytest.skip("this kernel has no Landlock")
+@pytest.mark.parametrize("level", [Isolation.FILTERED, Isolation.NAMESPACED])
+def test_the_judge_reaches_what_it_needs_and_nothing_else(tmp_path: Path, level: Isolation) -> None:
+    if isolation.detect() < level:
+        pytest.skip(f"this host is not {level.name.lower()}")
     secret = tmp_path / "promoter.key"
     secret.write_text("secret")
     with asyncio.Runner() as runner:
@@ -84,7 +86,7 @@ def test_the_judge_reaches_what_it_needs_and_nothing_else(tmp_path: Path) -> Non
         test = _test(tmp_path)
         command = [sys.executable, "-P", "-c", PROBE, json.dumps(test.document()), str(secret), str(port)]
         done = subprocess.run(
-            [*isolation.prefix(isolation.detect()), *command], cwd=test.scratch,
+            [*isolation.prefix(level), *command], cwd=test.scratch,
             env=testing._environment(test.scratch), capture_output=True, text=True, check=False,
         )  # fmt: skip
         server.close()
@@ -97,11 +99,8 @@ def test_the_judge_reaches_what_it_needs_and_nothing_else(tmp_path: Path) -> Non
 async def test_a_kernel_is_tested_in_the_sandbox_from_end_to_end(gates, tmp_path: Path) -> None:
     solution: Solution = gates.solution()
     content = gates.library(solution)
-    wrong = gates.library(gates.solution(hook="c.k -= 1;"))
     crash = gates.library(gates.solution(hook="c.y[0] = c.x[-1100];"))
-    for index, (library, reason) in enumerate(
-        ((content, ""), (wrong, "against float64"), (crash, "not its own"))
-    ):
+    for index, (library, reason) in enumerate(((content, ""), (crash, "not its own"))):
         folder = tmp_path / str(index)
         folder.mkdir()
         descriptor = sealed("kernel", library)

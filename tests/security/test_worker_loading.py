@@ -25,10 +25,12 @@ from polymorph.bus.port import StreamRecord
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.loading import loader as loading
+from polymorph.engine.loading import testing
 from polymorph.engine.loading.admission import Fence
 from polymorph.engine.loading.counters import NOTHING, Counters
 from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
+from polymorph.engine.support import Feature, Verdict
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, PromoterSignature
 from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision, Way
@@ -36,6 +38,7 @@ from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
+from polymorph.kernels.toolchain import NoCompiler
 from polymorph.sandbox import isolation
 from polymorph.sandbox.isolation import Isolation
 from polymorph.worker.adapters.artifacts import ArtifactFolder
@@ -106,6 +109,7 @@ class Told:
         self.paused = False
         self.changing = False
         self.slow_s = 0.0
+        self.features: tuple[Feature, ...] = ()
 
     async def definitions(self) -> tuple[str, ...]:
         return (DEFINITION,)
@@ -431,6 +435,40 @@ async def test_less_isolation_than_demanded_loads_nothing(
     monkeypatch.setattr(isolation, "detect", lambda: Isolation.FILTERED)
     said = await pool.refuses(2, await pool.kernel(build(pool.folder, RUN % 2)))
     assert "isolation here is filtered, at least namespaced is demanded" in said
+
+
+async def test_an_engine_with_what_goes_with_no_kernel(pool: Pool) -> None:
+    kernel = await pool.kernel(build(pool.folder, RUN % 2))
+    pool.engine.features = (Feature("pooling", Verdict.REFUSED, "it generates nothing"),)
+    assert await pool.refuses(2, kernel) == "no kernel is loaded beside pooling: it generates nothing"
+    pool.engine.features = (Feature("quantised linear", Verdict.NATIVE, "fp8 has no slot"),)
+    missing = pool.bound("a" * 64, "b" * 64, "gemm_n8_k8_f32")
+    assert (await pool.refuses(3, missing)).endswith("quantised linear: fp8 has no slot")
+    await pool.desire(4, kernel)
+    assert (await pool.told(4))["type"] == "loaded"
+
+
+async def test_a_disk_that_takes_nothing_is_no_reason_to_load_nothing(pool: Pool) -> None:
+    folder = pool.folder / "kernels"
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.write_text("in the way")
+    good = build(pool.folder, RUN % 2)
+    await pool.desire(2, await pool.kernel(good))
+    assert (await pool.told(2))["type"] == "loaded"
+    assert pool.engine.codes == [good]
+
+
+async def test_a_host_without_a_compiler_refuses(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise NoCompiler("g++ is not on PATH")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(testing, "detect_toolchain", missing)
+    monkeypatch.setattr(loading, "_CAPTURE_S", 0.0)
+    said = await pool.refuses(2, await pool.kernel(build(pool.folder, RUN % 2)))
+    assert said == "no kernel is tested here: g++ is not on PATH"
 
 
 async def test_two_promotions_at_once_are_loaded_one_after_the_other(pool: Pool) -> None:

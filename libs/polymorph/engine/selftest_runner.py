@@ -20,7 +20,7 @@ from polymorph.sandbox.isolation import Isolation
 _CPU_S = 60
 _CALL_S = 60.0
 _SPARE_GIB = 0.5
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 class KernelFailed(Exception):
@@ -54,9 +54,11 @@ class Runner:
     def __init__(self, place: Place) -> None:
         self._sock, theirs = socket.socketpair()
         self._sock.settimeout(_CALL_S)
+        packed = sum(region.length for region in place.read)
+        memory = limits.grown(_SPARE_GIB + 3 * packed / _GIB)  # told here: the new process opens nothing
         self._pid = os.fork()
         if self._pid == 0:
-            _become(theirs, place)
+            _become(theirs, place, memory)
         theirs.close()
 
     def load(self) -> None:
@@ -108,13 +110,13 @@ class Runner:
         return f"the kernel {what} ({name})"
 
 
-def _become(sock: socket.socket, place: Place) -> None:
+def _become(sock: socket.socket, place: Place, memory: int) -> None:
     """The new process never returns into the judge's code."""
     code = 70
     try:
         faulthandler.disable()  # whoever looks at how we ended learns more than a trace would tell
         _shed(sock.fileno(), place.library)
-        kernel = _behind_doors(place)
+        kernel = _behind_doors(place, memory)
         wire.send(sock, {"ready": True})
         with contextlib.suppress(wire.Closed):
             _serve(sock, kernel, place)
@@ -133,9 +135,7 @@ def _shed(*kept: int) -> None:
         os.closerange(low + 1, high)
 
 
-def _behind_doors(place: Place) -> Kernel:
-    packed = sum(region.length for region in place.read)
-    memory = limits.grown(_SPARE_GIB + 3 * packed / (1 << 30))
+def _behind_doors(place: Place, memory: int) -> Kernel:
     limits.apply(cpu_s=_CPU_S, memory=memory, file_bytes=0)
     if place.level >= Isolation.FILTERED:
         landlock.restrict([])

@@ -108,6 +108,12 @@ class WorkerRecord(Value):
     way: Annotated[Way | None, Field(description="how the settings in force came to be")] = None
     stood_s: Annotated[float | None, Field(description="how long streams stood still for that")] = None
     kernels: Annotated[tuple[str, ...], Field(description="artifacts that are engaged")] = ()
+    features: Annotated[
+        dict[str, str],
+        Field(
+            description="what the engine has in use beside slots: supported, native or refused, with the reason"
+        ),
+    ] = {}
     hits: Annotated[tuple[SlotHits, ...], Field(description="as counted last; empty slots too")] = ()
     missing: Annotated[
         dict[str, str], Field(description="slots that were asked for and are off, with the reason")

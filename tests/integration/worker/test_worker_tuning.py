@@ -1,7 +1,9 @@
 """Kernels reach a worker that serves: verified, tested beside it, engaged between steps, read back; or refused."""
 
 import asyncio
+import base64
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from polymorph.bus import topology
 from polymorph.bus.nats import NatsBus
 from polymorph.bus.port import StreamRecord
+from polymorph.config.clock import SystemClock
 from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
 from polymorph.events.state import Quarantine
 from polymorph.kernels.catalogue.artifacts import artifacts
@@ -138,33 +141,65 @@ async def control_calls(bus: NatsBus) -> int:
     return ControlAnswer.model_validate_json(await bus.request(request, timeout_s=10)).served_calls
 
 
-@pytest.mark.parametrize("case", ["not-the-evaluator", "other-hardware", "quarantined", "wrong-promoter"])
+_LEAVES = """
+extern "C" void exit(int);
+__attribute__((constructor)) static void leave() { exit(0); }
+extern "C" int pm_run() { return 0; }
+"""
+_REASONS = {
+    "not-the-evaluator": "not trusted",
+    "a-promoter": "is the promoter's: this needs the evaluator's signature",
+    "wrong-promoter": "not trusted",
+    "other-hardware": "another-machine",
+    "quarantined": "quarantine",
+    "other-definition": "judged by definition 000000000000, this installation's is",
+    "other-shape": "no slot for gemm_n24_k40_f32: this engine has gemm_n",
+    "constructor-exits": "imports exit",
+    "other-bytes": "holds other bytes than were signed",
+}
+
+
+@pytest.mark.parametrize("case", _REASONS)
 async def test_refuses(house: Any, bus: NatsBus, definition: str, case: str, tmp_path: Path) -> None:
     stranger = Signer.generate(tmp_path / "stranger.pem")
-    library = house.build(f"-DREFUSES_ABOVE={100 + len(case)}")
-    changes: dict[str, Any] = {}
-    if case == "other-hardware":
-        changes["hardware"] = "another-machine"
-    if case == "not-the-evaluator":
-        changes["signer"] = stranger
-    kernel = await house.sign(bus, library, definition, **changes)
+    leaves = tmp_path / "leaves.cpp"
+    leaves.write_text(_LEAVES)
+    library = house.build(f"-DREFUSES_ABOVE={100 + list(_REASONS).index(case)}")
+    if case == "constructor-exits":
+        library = house.build(source=leaves)
+    changes: dict[str, dict[str, Any]] = {
+        "other-hardware": {"hardware": "another-machine"},
+        "not-the-evaluator": {"signer": stranger},
+        "a-promoter": {"signer": house.promoter},
+        "other-definition": {"definition_digest": "0" * 64},
+    }
+    wanted = "gemm_n24_k40_f32" if case == "other-shape" else definition
+    kernel = await house.sign(bus, library, wanted, **changes.get(case, {}))
     if case == "quarantined":
         held = Quarantine(artifact=kernel.artifact, reason="test", since="2026-01-01T00:00:00Z")
         await bus.kv_put(topology.QUARANTINE, kernel.artifact, held.model_dump_json().encode())
-    before = (await house.record(bus)).revision
+    if case == "other-bytes":
+        await _overwrite(house, kernel.artifact)
+    before, engaged = (await house.record(bus)).revision, await house.engaged()
     async with _events(bus) as heard:
         desired = await house.desire(bus, kernel, signer=stranger if case == "wrong-promoter" else None)
         event = await _answer(heard, desired.generation)
     assert event["type"] == "refused", event
-    expected = {
-        "not-the-evaluator": "not trusted",
-        "wrong-promoter": "not trusted",
-        "other-hardware": "another-machine",
-        "quarantined": "quarantine",
-    }
-    assert expected[case] in event["reason"]
+    assert _REASONS[case] in event["reason"]
     assert (await house.record(bus)).revision == before
+    assert await house.engaged() == engaged
     assert await _tokens(house.url, "still here")
+
+
+async def _overwrite(house: Any, digest: str) -> None:
+    """The store gives other bytes under that name from now on."""
+    operator = await NatsBus.connect(house.nats.settings("operator"), "/polymorph/test/1", SystemClock())
+    name = base64.urlsafe_b64encode(digest.encode()).decode()
+    described = await operator.connection.jetstream.get_last_msg("OBJ_artifacts", f"$O.artifacts.M.{name}")
+    chunks = f"$O.artifacts.C.{json.loads(described.data or b'{}')['nuid']}"
+    await operator.connection.jetstream.purge_stream("OBJ_artifacts", subject=chunks)
+    await operator.connection.store(chunks, b"something else")
+    await operator.close()
 
 
 async def test_a_kernel_that_crashes_is_refused_and_nothing_else_dies(

@@ -15,7 +15,8 @@ from polymorph.engine import selftest_judge, selftest_runner
 from polymorph.engine.selftest_case import SelfTest, SelfTestResult
 from polymorph.engine.selftest_inputs import Unfit, samples
 from polymorph.engine.selftest_judge import judge
-from polymorph.kernels.definitions import fused_add_rms_norm_definition, linear_definition
+from polymorph.kernels.catalogue.artifacts import artifacts
+from polymorph.kernels.definitions import definition_named, fused_add_rms_norm_definition, linear_definition
 from polymorph.kernels.host.pool import host_library
 from polymorph.kernels.schema import Axis, Definition, DefinitionExtension, TensorSpec
 from polymorph.kernels.toolchain import detect_toolchain, run_command
@@ -115,9 +116,34 @@ SHIFTS = """RUN {
 Tried = Callable[..., SelfTestResult]
 
 
+def judged(
+    folder: Path,
+    definition: str,
+    library: bytes,
+    calls: tuple[dict[str, Any], ...],
+    rows: tuple[int, ...] = (1, 3),
+) -> SelfTestResult:
+    """Tests a library on captured calls, with the doors that this host gives."""
+    paths = []
+    for index, call in enumerate(calls):
+        paths.append(str(folder / f"call-{index}.safetensors"))
+        save_file(call, paths[-1])
+    descriptor = sealed("kernel", library)
+    try:
+        return judge(
+            SelfTest(
+                definition=definition, numerics="reordered", calls=tuple(paths), weight=None, rows=rows,
+                library=descriptor, host=str(host_library(cache_folder(), detect_toolchain(), run_command)),
+                scratch=str(folder), level=int(isolation.detect()),
+            )
+        )  # fmt: skip
+    finally:
+        os.close(descriptor)
+
+
 @pytest.fixture
 def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
-    """Builds a kernel and tests it on captured calls, with the doors that this host gives."""
+    """Builds a kernel for a definition of the test's own and tests it."""
 
     def run(
         definition: Definition, source: str, *calls: dict[str, Any], rows: tuple[int, ...] = (1, 3)
@@ -126,23 +152,35 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
         (tmp_path / "k.cpp").write_text(HEAD + source)
         flags = ["-O2", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib", f"-I{ABI}"]
         subprocess.run(["g++", *flags, "k.cpp", "-o", "k.so"], cwd=tmp_path, check=True)
-        paths = []
-        for index, call in enumerate(calls):
-            paths.append(str(tmp_path / f"call-{index}.safetensors"))
-            save_file(call, paths[-1])
-        library = sealed("kernel", (tmp_path / "k.so").read_bytes())
-        try:
-            return judge(
-                SelfTest(
-                    definition=definition.name, numerics="reordered", calls=tuple(paths), weight=None, rows=rows,
-                    library=library, host=str(host_library(cache_folder(), detect_toolchain(), run_command)),
-                    scratch=str(tmp_path), level=int(isolation.detect()),
-                )
-            )  # fmt: skip
-        finally:
-            os.close(library)
+        return judged(tmp_path, definition.name, (tmp_path / "k.so").read_bytes(), calls, rows)
 
     return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rms_norm_h64_f32",
+        "fused_add_rms_norm_h64_f32",
+        "silu_and_mul_d64_f32",
+        "rotary_q4_k2_d16_r8_neox_f32",
+        "qk_norm_rotary_q4_k2_d16_r16_gptj_f32",
+    ],
+)
+def test_a_kernel_of_the_catalogue_passes_as_its_definition_stands(tmp_path: Path, name: str) -> None:
+    definition = definition_named(name)
+    sizes = {axis: known.value or {"M": 5}.get(axis, 32) for axis, known in definition.axes.items()}
+    call = {}
+    for given, spec in definition.inputs.items():
+        shape = [sizes[axis] for axis in spec.shape or ()]
+        whole = spec.dtype in {"int32", "int64"}
+        form = getattr(torch, spec.dtype)
+        call[given] = torch.randint(5, shape, dtype=form) if whole else torch.randn(shape, dtype=form)
+        if spec.shape is None:
+            call[given] = torch.tensor([1e-6])
+    (made, *_) = artifacts(definition)
+    result = judged(tmp_path, name, made.path.read_bytes(), (call, call), (1, 7))
+    assert result.ok, result.reason
 
 
 def _gather_call(blocks: int, rows: int) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class OneLayer:
     async def salt(self, revision: str | None) -> None:
         self.salts.append(revision)
 
+    features = ()
+
     async def definitions(self) -> tuple[str, ...]:
         return tuple(self.slots.definitions())
 

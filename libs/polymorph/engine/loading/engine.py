@@ -11,6 +11,7 @@ from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.loading.admission import Refused
 from polymorph.engine.loading.counters import NOTHING, Counters
 from polymorph.engine.loading.rows import SELF_PREFIX
+from polymorph.engine.support import Feature, features
 
 _RPC_TIMEOUT_S = 60.0
 _SLICE_S = 0.05
@@ -32,6 +33,11 @@ class SlottedEngine:
     @property
     def max_model_len(self) -> int:
         return int(self.llm.model_config.max_model_len)
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What it has in use beside slots, and whether that goes with kernels of ours."""
+        return features(self.llm.vllm_config)
 
     def most_seqs(self) -> int:
         """How many requests run at the same time."""

@@ -54,19 +54,22 @@ class Libraries:
             os.close(self._held.popitem()[1].descriptor)
 
     def _sealed(self, digest: str, content: bytes) -> HeldLibrary:
-        fd = sealed(digest, content)
         try:
-            number = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, self._next)
+            number = self._numbered(sealed(digest, content))
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EMFILE):
+            if error.errno not in (errno.EINVAL, errno.EMFILE, errno.ENFILE):
                 raise
             raise Refused(
                 f"this worker has held libraries under every descriptor up to {self._next}: restart it"
             ) from error
-        finally:
-            os.close(fd)
         self._next = number + 1
         return HeldLibrary(f"/proc/{os.getpid()}/fd/{number}", number)
+
+    def _numbered(self, fd: int) -> int:
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, self._next)
+        finally:
+            os.close(fd)
 
 
 def _most_descriptors() -> int:

@@ -16,6 +16,7 @@ from polymorph.engine.loading.engine import SlottedEngine
 from polymorph.engine.loading.libraries import HeldLibrary, Libraries
 from polymorph.engine.loading.rows import exercise_sizes, sample_rows
 from polymorph.engine.selftest_case import SelfTest
+from polymorph.engine.support import Verdict, refused
 from polymorph.events.values import KernelBinding, Revision
 from polymorph.kernels.inspect import LibraryRefused, inspect_library
 from polymorph.kernels.isa import Isa
@@ -79,12 +80,7 @@ class Loader:
         if not revision.kernels:
             return ()
         level = await self._level()
-        known = await self.engine.definitions()
-        for kernel in revision.kernels:
-            if kernel.definition not in known:
-                raise Refused(
-                    f"no slot for {kernel.definition}: this engine has {', '.join(known) or 'none'}"
-                )
+        await self._check_slots(revision)
         return tuple([await self._prepared(kernel, quarantined, level) for kernel in revision.kernels])
 
     async def engage(self, revision: Revision, bindings: tuple[SlotBinding, ...]) -> Loaded:
@@ -96,6 +92,18 @@ class Loader:
         counted = await self.engine.counters()
         paused_s = await self.engine.engage(bindings)
         return Loaded(revision, bindings, await self._read_back(bindings, counted), paused_s)
+
+    async def _check_slots(self, revision: Revision) -> None:
+        used = self.engine.features
+        hindrance = refused(used)
+        if hindrance is not None:
+            raise Refused(f"no kernel is loaded beside {hindrance.name}: {hindrance.reason}")
+        known = await self.engine.definitions()
+        native = "".join(f"; {each.name}: {each.reason}" for each in used if each.verdict is Verdict.NATIVE)
+        for kernel in revision.kernels:
+            if kernel.definition not in known:
+                has = ", ".join(known) or "none"
+                raise Refused(f"no slot for {kernel.definition}: this engine has {has}{native}")
 
     async def _level(self) -> Isolation:
         try:
@@ -131,7 +139,7 @@ class Loader:
         try:
             calls = await self._captured(binding, folder)
             private = folder / "private"
-            private.mkdir(mode=0o700)
+            private.mkdir(mode=0o700, exist_ok=True)
             await testing.check(
                 SelfTest(
                     definition=binding.definition,
@@ -147,6 +155,8 @@ class Loader:
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # activations are kept no longer than they are needed
+        name = f"{binding.artifact[:12]} for {binding.definition}"
+        _log.info("%s passed its self-test (%s)", name, isolation.describe(level))
         self.tested.add(key)
 
     async def _captured(self, binding: SlotBinding, folder: Path) -> list[dict[str, str]]:

@@ -8,8 +8,8 @@ import sys
 from polymorph.config.folders import cache_folder
 from polymorph.engine.loading.admission import Refused
 from polymorph.engine.selftest_case import MOST_BYTES, SelfTest, SelfTestResult
-from polymorph.kernels.host.pool import host_library
-from polymorph.kernels.toolchain import detect_toolchain, run_command
+from polymorph.kernels.host.pool import HostUnavailable, host_library
+from polymorph.kernels.toolchain import NoCompiler, detect_toolchain, run_command
 from polymorph.sandbox import isolation
 from polymorph.sandbox.isolation import Isolation
 
@@ -18,9 +18,16 @@ _MODULE = "polymorph.engine.selftest"
 
 
 async def host() -> str:
-    """The library that kernels are called through, compiled once a toolchain."""
-    path = await asyncio.to_thread(host_library, cache_folder(), detect_toolchain(), run_command)
-    return str(path)
+    """The library that kernels are called through, compiled once a toolchain.
+
+    Raises:
+        Refused: it cannot be compiled here.
+    """
+    try:
+        toolchain = await asyncio.to_thread(detect_toolchain)
+        return str(await asyncio.to_thread(host_library, cache_folder(), toolchain, run_command))
+    except (NoCompiler, HostUnavailable) as error:
+        raise Refused(f"no kernel is tested here: {error}") from error
 
 
 async def check(test: SelfTest) -> None:

@@ -208,6 +208,9 @@ class Worker:
                 "kv_capacity_tokens": seat.engine.kv_capacity_tokens if seat is not None else 0,
                 "max_num_seqs": receipt.settings.max_num_seqs if receipt else self._settings.max_num_seqs,
                 "started_at": self._started_at,
+                "features": (
+                    {each.name: each.told() for each in seat.engine.features} if seat is not None else {}
+                ),
                 "settings": receipt.settings if receipt else None,
                 "way": receipt.way if receipt else None,
                 "stood_s": receipt.stood_s if receipt else None,

@@ -1,6 +1,7 @@
 """Kernels out of the object store, and a copy of each on disk under the digest of its content."""
 
 import hashlib
+import logging
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from polymorph.engine.loading.admission import Refused
 from polymorph.kernels.schema import SignedManifest
 from polymorph.kernels.state import MOST_BYTES
 
+_log = logging.getLogger(__name__)
 _MANIFEST_BYTES = 64 << 10
 
 
@@ -43,12 +45,18 @@ class ArtifactFolder:
         if content is not None and _digest(content) == digest:
             return content
         content = await self._object(digest, MOST_BYTES, "a library")
+        try:
+            self._keep(path, content)
+        except OSError as error:
+            _log.warning("%s is not kept on disk, and fetched anew the next time: %s", path.name, error)
+        return content
+
+    def _keep(self, path: Path, content: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        staged = path.with_name(f"{digest}.{os.getpid()}")
+        staged = path.with_suffix(f".{os.getpid()}")
         staged.write_bytes(content)
         staged.chmod(0o400)
         staged.replace(path)
-        return content
 
     async def _object(self, digest: str, at_most: int, what: str) -> bytes:
         try:
@@ -64,7 +72,7 @@ def _kept(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from polymorph.config.clock import Clock
 from polymorph.engine.dispatcher.build import DispatcherBuildError, ensure_built
 from polymorph.engine.launch import EngineLaunch
+from polymorph.engine.support import Verdict
 from polymorph.telemetry.log import configure
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.adapters.server import application
@@ -73,6 +74,9 @@ class Seating:
             await asyncio.to_thread(engine.stop)
             raise
         self._lifespans[seat] = stack
+        for feature in engine.features:
+            level = logging.INFO if feature.verdict is Verdict.SUPPORTED else logging.WARNING
+            _log.log(level, "%s is %s", feature.name, feature.told())
         return seat
 
 
