@@ -20,6 +20,8 @@ OPERATIONS = {
     "rotary": "rotary",
     "rotary_in_place": "rotary",
     "qk_norm_rotary": "rotary",
+    "moe": "moe",
+    "moe_skewed": "moe",
 }
 """Each with the module of this folder whose `cases(operation, shapes, tokens, slots)` yields its cases."""
 MODELS = ("tiny-dense", "smollm2-135m-instruct", "tiny-moe", "bench-moe")

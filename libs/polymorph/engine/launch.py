@@ -17,7 +17,7 @@ from polymorph.engine.dispatcher.build import source_digest
 from polymorph.kernels.isa import Cpu, Isa
 
 EXTENSION = "polymorph.engine.extension.PolymorphExtension"
-DEFAULT_SLOTS = ("linear",)
+DEFAULT_SLOTS = ("linear", "moe")
 
 
 def auto_dtype(cpu: Cpu | None = None) -> str:

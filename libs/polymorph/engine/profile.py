@@ -34,7 +34,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "polymorph::qk_norm_rotary",
         "_C::rotary_embedding",
     ),
-    "moe": ("polymorph::moe", "_C::cpu_fused_moe", "vllm::moe_forward"),
+    "moe": ("polymorph::fused_moe", "_C::cpu_fused_moe", "vllm::moe_forward"),
     "attention": ("polymorph::attention", "_C::cpu_attention_with_kv_cache"),
     "sampling": ("polymorph::sampling", "polymorph::top_k_top_p", "aten::sort", "_C::fused_gumbel_argmax"),
 }

@@ -97,6 +97,13 @@ class Operation(Value):
     definition: str
     share: Share
     by_m: dict[Bucket, Share] = {}
+    experts: Annotated[
+        tuple[Share, ...],
+        Field(
+            description="share of an expert layer's token-expert pairs by expert, the busiest of each layer first; empty "
+            "where the operation has no experts, or computed nothing"
+        ),
+    ] = ()
 
 
 class SampledSteps(Value):
@@ -118,8 +125,16 @@ class StepTime(Value):
     sampled_steps: Annotated[int, Field(ge=0)]
 
 
+def _absent(value: object) -> bool:
+    return value is None
+
+
 class KernelBinding(Value):
-    """One slot entry of a revision: for `definition` at M up to `max_m` (and above `min_m - 1`), use this artifact."""
+    """One slot entry of a revision: for `definition` at M up to `max_m` (and above `min_m - 1`), use this artifact.
+
+    Where the definition has a feature (x_polymorph.feature), `least` and `most` bound it; without them any value is
+    meant, and nothing is written, so that a state signed before they came to be has the same bytes for ever.
+    """
 
     definition: str
     min_m: Annotated[int, Field(ge=1)]
@@ -127,10 +142,12 @@ class KernelBinding(Value):
     manifest: Annotated[str, Field(description="sha256 of the signed manifest in the object store")]
     artifact: Annotated[str, Field(description="sha256 of the shared library in the object store")]
     numerics: Numerics
-
-
-def _absent(value: object) -> bool:
-    return value is None
+    least: Annotated[int | None, Field(ge=0, description="of the definition's feature")] = Field(
+        default=None, exclude_if=_absent
+    )
+    most: Annotated[int | None, Field(ge=0, description="of the definition's feature")] = Field(
+        default=None, exclude_if=_absent
+    )
 
 
 class EngineSettings(Value):

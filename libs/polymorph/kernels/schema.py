@@ -124,6 +124,12 @@ class WorkloadExtension(Document):
     )
     source_position: str | None = None
     privacy: Literal["synthetic", "own-engine", "captured"] = "synthetic"
+    expert_histogram: Annotated[
+        tuple[float, ...],
+        Field(
+            description="share of token-expert pairs by expert, the busiest first; empty where there are none"
+        ),
+    ] = ()
 
 
 class Workload(Document):
@@ -174,6 +180,10 @@ class Trace(Document):
     x_polymorph: TraceExtension = TraceExtension()
 
 
+def _absent(value: object) -> bool:
+    return value is None
+
+
 class Manifest(Document):
     """What the evaluator signs about one artifact. Its digest names it in a KernelBinding.
 
@@ -196,6 +206,11 @@ class Manifest(Document):
     min_m: int
     max_m: int
     evidence: str
+    # Not written where absent: what was signed before they came to be has the same bytes for ever.
+    least: Annotated[
+        int | None, Field(description="of the definition's feature; absent: approved at every value")
+    ] = Field(default=None, exclude_if=_absent)
+    most: Annotated[int | None, Field(description="likewise")] = Field(default=None, exclude_if=_absent)
 
 
 class SignedManifest(Document):

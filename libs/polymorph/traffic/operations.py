@@ -1,4 +1,4 @@
-"""Where engines spend their time, added up over reports, workers and windows."""
+"""Where engines spend their time, and on which experts, added up over reports, workers and windows."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ class Operations:
         self._step_s = 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._by_m: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._experts: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
 
     def add(self, operations: Iterable[Operation], step_s: float) -> None:
         """`operations` hold shares of `step_s` seconds of engine steps."""
@@ -21,6 +22,8 @@ class Operations:
             self._seconds[operation.definition] += operation.share * step_s
             for upper, share in operation.by_m.items():
                 self._by_m[operation.definition][upper] += share * step_s
+            for rank, share in enumerate(operation.experts):
+                self._experts[operation.definition][rank] += share * operation.share * step_s
 
     def shares(self) -> tuple[Operation, ...]:
         """Shares of all the step time, the largest first; none where no step was told of."""
@@ -31,7 +34,14 @@ class Operations:
 
     def _share(self, name: str, seconds: float) -> Operation:
         by_m = {upper: s / self._step_s for upper, s in sorted(self._by_m[name].items(), key=_by_number)}
-        return Operation(definition=name, share=seconds / self._step_s, by_m=by_m)
+        return Operation(
+            definition=name, share=seconds / self._step_s, by_m=by_m, experts=self._histogram(name)
+        )
+
+    def _histogram(self, name: str) -> tuple[float, ...]:
+        pairs = self._experts[name]
+        total = sum(pairs.values())
+        return tuple(pairs[rank] / total for rank in sorted(pairs)) if total else ()
 
 
 def _by_number(item: tuple[str, float]) -> int:

@@ -24,6 +24,8 @@ def test_a_state_without_settings_is_signed_as_it_was_before_there_were_any() ->
 
 
 def test_only_what_is_named_is_signed() -> None:
+    ranged = KERNEL.model_copy(update={"least": 60, "most": 100})
+    assert ranged.model_dump_json().endswith('"numerics":"bitwise","least":60,"most":100}')
     revision = Revision(revision="r", engine=EngineSettings(max_num_seqs=4), slots=())
     assert revision.model_dump_json() == (
         '{"revision":"r","parent":null,"kernels":[],"regime":"any","engine":{"max_num_seqs":4},"slots":[]}'

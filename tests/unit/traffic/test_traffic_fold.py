@@ -125,6 +125,17 @@ def test_shares_weigh_by_step_time_over_workers():
     assert observed.revision == "r2"
 
 
+def test_loads_of_experts_weigh_by_the_time_of_their_operation():
+    window = Window("p", T0)
+    for step_s, experts in ((1.0, (0.75, 0.25)), (3.0, (0.55, 0.45))):
+        sent = steps(step_s, {"8": step_s}, 0.5)
+        operation = Operation(definition="moe", share=0.5, experts=experts)
+        window.take(sent.model_copy(update={"operations": (operation, *sent.operations)}))
+    observed = {each.definition: each for each in window.close(at(10), model="m", workers=2).operations}
+    assert observed["moe"].experts == pytest.approx((0.6, 0.4))
+    assert observed["linear"].experts == ()
+
+
 def test_an_idle_window_is_empty_and_one_with_a_request_in_flight_is_not():
     window = Window("p", T0)
     assert window.empty

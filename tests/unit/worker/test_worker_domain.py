@@ -21,7 +21,7 @@ from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.request_ids import client_request_id
-from polymorph.worker.domain.steps import Load, StepTally, shares
+from polymorph.worker.domain.steps import Load, StepTally, histogram, shares
 
 KERNEL = KernelBinding(
     definition="gemm_n16_k16_f32",
@@ -153,6 +153,51 @@ def test_a_manifest_that_does_not_fit_is_refused(
         admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=(), toolchains=("t",))
 
 
+MOE = KERNEL.model_copy(update={"definition": "moe_e4_k2_h32_i32_f32"})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "bound", "approved", "reason"),
+    [
+        (MOE, {}, {}, None),
+        (MOE, {"least": 60, "most": 90}, {}, None),
+        (MOE, {"least": 60, "most": 90}, {"least": 60, "most": 90}, None),
+        (MOE, {"least": 61}, {"least": 60}, None),
+        (MOE, {}, {"least": 60}, "feature from 0 to any value, and was approved from 60 to any value"),
+        (MOE, {"least": 60}, {"most": 90}, "feature from 60 to any value, and was approved from 0 to 90"),
+        (MOE, {"least": 59, "most": 70}, {"least": 60, "most": 90}, "from 59 to 70"),
+        (KERNEL, {"most": 50}, {}, "no feature that could lie from 0 to 50"),
+    ],
+)
+def test_a_binding_claims_no_more_of_the_feature_than_was_approved(
+    trust: Trust,
+    evaluator: Signer,
+    kernel: KernelBinding,
+    bound: dict[str, int],
+    approved: dict[str, int],
+    reason: str | None,
+) -> None:
+    digest = definition_named(kernel.definition).digest()
+    manifest = _manifest(definition=kernel.definition, definition_digest=digest, **approved)
+    signed = sign_manifest(manifest, evaluator)
+    binding = kernel.model_copy(update=bound)
+
+    def admit() -> Manifest:
+        return admit_kernel(binding, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=())
+
+    if reason is None:
+        assert admit() == signed.manifest
+    else:
+        with pytest.raises(Refused, match=reason):
+            admit()
+
+
+def test_a_manifest_without_a_feature_is_signed_as_it_was_before_there_were_any() -> None:
+    assert b"least" not in _manifest().canonical()
+    assert b"most" not in _manifest().canonical()
+    assert b'"least":60' in _manifest(least=60).canonical()
+
+
 def test_a_manifest_that_fits_is_admitted_unless_in_quarantine(
     trust: Trust, evaluator: Signer, promoter: Signer
 ) -> None:
@@ -233,9 +278,25 @@ def test_steps_fold_into_one_report() -> None:
 
 
 def test_shares_never_exceed_the_whole() -> None:
-    whole = shares({"gemm": {"1": 500_000_000, "8": 1_500_000_000}}, 1.0)[0]
+    counted = dataclasses.replace(NOTHING, nanoseconds={"gemm": {"1": 500_000_000, "8": 1_500_000_000}})
+    whole = shares(counted, 1.0)[0]
     assert whole.share == 1.0
     assert whole.by_m == {"1": 0.25, "8": 0.75}
+
+
+def test_experts_are_told_by_rank_whichever_they_are_in_a_layer() -> None:
+    def document(*layers: list[int]) -> dict[str, Any]:
+        tally = {"calls": 1, "ns": 10}
+        moe = {"native": tally, "by_m": {"1": tally}, "experts": list(layers)}
+        return {"definitions": {"moe": moe}, "artifacts": {}, "steps": {}}
+
+    before, now = Counters.of(document([9, 0, 1], [0, 2, 2])), Counters.of(document([9, 6, 1], [4, 2, 4]))
+    counted = dataclasses.replace(now.since(before), nanoseconds={"moe": {"1": 1_000_000}})
+    assert counted.experts == {"moe": ((0, 6, 0), (4, 0, 2))}
+    (operation,) = shares(counted, 1.0)
+    assert operation.experts == pytest.approx((10 / 12, 2 / 12, 0.0))
+    assert now.since(NOTHING).experts == now.experts
+    assert histogram(((0, 0), (0, 0))) == ()
 
 
 def test_counters_by_artifact_and_operation() -> None:

@@ -17,6 +17,7 @@ def load() -> Any:
     """
     torch.ops.load_library(str(ensure_built()))
     torch.library.register_fake("polymorph::linear", _linear)
+    torch.library.register_fake("polymorph::fused_moe", _written_in_place)
     torch.library.register_fake("polymorph::rms_norm", _rms_norm)
     torch.library.register_fake("polymorph::fused_add_rms_norm", _fused_add_rms_norm)
     torch.library.register_fake("polymorph::silu_and_mul", _silu_and_mul)
@@ -28,6 +29,10 @@ def load() -> Any:
 def _linear(x: Any, bias: Any, layer_id: int, n: int) -> Any:
     del bias, layer_id
     return x.new_empty((*x.shape[:-1], n))
+
+
+def _written_in_place(*arguments: Any) -> None:
+    del arguments
 
 
 def _rms_norm(x: Any, weight: Any, eps: float) -> Any:

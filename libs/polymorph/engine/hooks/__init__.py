@@ -1,8 +1,10 @@
 """Where slots are put into vLLM. Written against the releases that docs/compatibility.md lists."""
 
-from polymorph.engine.hooks import activation, linear, norms, rotary
+from polymorph.engine.hooks import activation, linear, moe, norms, rotary
 from polymorph.engine.hooks.hook import Hook, HookMissing
 
 __all__ = ["HOOKS", "Hook", "HookMissing"]
 
-HOOKS: dict[str, Hook] = {hook.name: hook for hook in (linear.HOOK, norms.HOOK, activation.HOOK, rotary.HOOK)}
+HOOKS: dict[str, Hook] = {
+    hook.name: hook for hook in (linear.HOOK, norms.HOOK, activation.HOOK, rotary.HOOK, moe.HOOK)
+}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection
 
+from polymorph.engine.bindings import ANY
 from polymorph.events.state import EMPTY, DesiredState
 from polymorph.events.values import KernelBinding, Revision
 from polymorph.kernels.definitions import definition_named
@@ -134,3 +135,27 @@ def _check_identity(binding: KernelBinding, manifest: Manifest) -> None:
             f"{binding.definition} is bound to M from {binding.min_m} to {binding.max_m}, "
             f"and was approved from {manifest.min_m} to {manifest.max_m}"
         )
+    _check_feature(binding, manifest)
+
+
+def _check_feature(binding: KernelBinding, manifest: Manifest) -> None:
+    bounds = (binding.least, binding.most)
+    if bounds != (None, None) and not _has_feature(binding.definition):
+        raise Refused(f"{binding.definition} has no feature that could lie {_between(*bounds)}")
+    lower, upper = manifest.least or 0, ANY if manifest.most is None else manifest.most
+    if (binding.least or 0) < lower or (ANY if binding.most is None else binding.most) > upper:
+        raise Refused(
+            f"{binding.definition} is bound to a feature {_between(*bounds)}, and was approved "
+            f"{_between(manifest.least, manifest.most)}"
+        )
+
+
+def _has_feature(definition: str) -> bool:
+    try:
+        return definition_named(definition).x_polymorph.feature is not None
+    except ValueError:
+        return False
+
+
+def _between(least: int | None, most: int | None) -> str:
+    return f"from {least or 0} to {'any value' if most is None else most}"

@@ -23,6 +23,8 @@ class Counters:
     sampled: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Bucket of M of a step -> family of operators -> time of those in profiled steps."""
     sampled_steps: Mapping[str, int] = field(default_factory=dict)
+    experts: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Definition -> of each layer, tokens by expert; only where there are experts."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -37,6 +39,11 @@ class Counters:
             served_by_m={digest: _tallied(counts, "calls") for digest, counts in artifacts.items()},
             sampled={m: regime["families"] for m, regime in document["steps"].items()},
             sampled_steps={m: regime["sampled_steps"] for m, regime in document["steps"].items()},
+            experts={
+                name: tuple(tuple(layer) for layer in counts["experts"])
+                for name, counts in definitions.items()
+                if "experts" in counts
+            },
         )
 
     def since(self, before: Self) -> Self:
@@ -48,6 +55,10 @@ class Counters:
             served_by_m=_differences(self.served_by_m, before.served_by_m),
             sampled=_differences(self.sampled, before.sampled),
             sampled_steps=_difference(self.sampled_steps, before.sampled_steps),
+            experts={
+                name: _layers_since(layers, before.experts.get(name, ()))
+                for name, layers in self.experts.items()
+            },
         )
 
     def called(self, definition: str, min_m: int, max_m: int) -> int:
@@ -85,3 +96,14 @@ def _differences(
 
 def _difference(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     return {name: count - before.get(name, 0) for name, count in now.items()}
+
+
+def _layers_since(
+    now: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], ...]:
+    if len(now) != len(before):
+        return now
+    return tuple(
+        tuple(count - earlier for count, earlier in zip(layer, last, strict=True))
+        for layer, last in zip(now, before, strict=True)
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.bindings import ANY, SlotBinding
 from polymorph.engine.loading import testing
 from polymorph.engine.loading.admission import Refused, admit_kernel
 from polymorph.engine.loading.counters import Counters
@@ -127,6 +127,8 @@ class Loader:
             path=held.path,
             artifact=kernel.artifact,
             layout=manifest.layout,
+            least=kernel.least or 0,
+            most=ANY if kernel.most is None else kernel.most,
         )
         await self._test(binding, held, str(kernel.numerics), level)
         return binding
@@ -210,12 +212,13 @@ def _raise_for_silence(bindings: Sequence[SlotBinding], since: Counters) -> None
         raise Refused(f"{', '.join(digest[:12] for digest in sorted(failing))} gave errors while serving")
     for binding in (each for each in bindings if since.served.get(each.artifact, 0) == 0):
         passed_by = since.called(binding.definition, binding.min_m, binding.max_m)
-        if passed_by:
+        if passed_by and (binding.least, binding.most) == (0, ANY):
             raise Refused(
                 f"{binding.artifact[:12]} is engaged for {binding.definition} and served none of {passed_by} calls "
                 f"of {binding.min_m} to {binding.max_m} tokens"
             )
-        # Traffic of other sizes hides it, and our own requests join its batches: that is no fault of the kernel.
+        # Traffic of other sizes, or with another feature, hides it, and our own requests join its batches: that is no
+        # fault of the kernel.
         _log.info(
             "%s for M from %d to %d is engaged and has served nothing yet",
             binding.definition,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from polymorph.kernels.catalogue.activation import silu_and_mul_solutions
+from polymorph.kernels.catalogue.moe import moe_solutions
 from polymorph.kernels.catalogue.norms import norm_solutions
 from polymorph.kernels.catalogue.rotary import rotary_solutions
 from polymorph.kernels.isa import Isa
@@ -11,6 +12,7 @@ from polymorph.kernels.schema import Definition, Solution
 Writer = Callable[[Definition, Isa], tuple[Solution, ...]]
 
 WRITERS: dict[str, Writer] = {
+    "moe": moe_solutions,
     "rmsnorm": norm_solutions,
     "fused_add_rmsnorm": norm_solutions,
     "silu_and_mul": silu_and_mul_solutions,

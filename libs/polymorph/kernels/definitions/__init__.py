@@ -6,6 +6,7 @@ References keep the dtype they are given, so the evaluator gets a float64 refere
 from polymorph.kernels.definitions.activation import SILU_AND_MUL, silu_and_mul_definition
 from polymorph.kernels.definitions.family import ITEM_BYTES, SHORT, Dtype, Family
 from polymorph.kernels.definitions.linear import LINEAR, linear_definition
+from polymorph.kernels.definitions.moe import MOE, moe_definition
 from polymorph.kernels.definitions.norms import (
     FUSED_ADD_RMS_NORM,
     RMS_NORM,
@@ -30,13 +31,22 @@ __all__ = [
     "definition_named",
     "fused_add_rms_norm_definition",
     "linear_definition",
+    "moe_definition",
     "qk_norm_rotary_definition",
     "rms_norm_definition",
     "rotary_definition",
     "silu_and_mul_definition",
 ]
 
-FAMILIES: tuple[Family, ...] = (LINEAR, RMS_NORM, FUSED_ADD_RMS_NORM, SILU_AND_MUL, ROTARY, QK_NORM_ROTARY)
+FAMILIES: tuple[Family, ...] = (
+    LINEAR,
+    RMS_NORM,
+    FUSED_ADD_RMS_NORM,
+    SILU_AND_MUL,
+    ROTARY,
+    QK_NORM_ROTARY,
+    MOE,
+)
 
 
 def definition_named(name: str) -> Definition:

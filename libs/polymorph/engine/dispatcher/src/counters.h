@@ -34,6 +34,7 @@ struct DefinitionCounts {
   std::string name;
   Tally native;
   ByBucket by_bucket;
+  std::deque<std::deque<Count>> experts;  // of each layer, the tokens of each expert; empty without experts
 };
 
 struct ArtifactCounts {
@@ -86,6 +87,23 @@ inline void write_by_m(std::ostream &out, const ByBucket &by_bucket) {
   out << '}';
 }
 
+inline void write_experts(std::ostream &out, const std::deque<std::deque<Count>> &layers) {
+  if (layers.empty()) return;
+  out << ",\"experts\":[";
+  const char *next_layer = "";
+  for (const auto &layer : layers) {
+    out << next_layer << '[';
+    const char *comma = "";
+    for (const auto &tokens : layer) {
+      out << comma << tokens.load(std::memory_order_relaxed);
+      comma = ",";
+    }
+    out << ']';
+    next_layer = ",";
+  }
+  out << ']';
+}
+
 inline std::string counters_json() {
   std::ostringstream out;
   out << "{\"epoch\":" << current().load()->epoch << ",\"definitions\":{";
@@ -94,6 +112,7 @@ inline std::string counters_json() {
     out << comma << '"' << counts.name << "\":{\"native\":";
     write_tally(out, counts.native);
     write_by_m(out, counts.by_bucket);
+    write_experts(out, counts.experts);
     out << '}';
     comma = ",";
   }
@@ -114,6 +133,9 @@ inline void reset_counters() {
   for (auto &counts : definitions()) {
     counts.native.reset();
     for (auto &tally : counts.by_bucket) tally.reset();
+    for (auto &layer : counts.experts) {
+      for (auto &tokens : layer) tokens.store(0, std::memory_order_relaxed);
+    }
   }
   for (auto &counts : artifacts()) {
     counts.served.reset();

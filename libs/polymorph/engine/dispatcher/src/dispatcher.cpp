@@ -5,6 +5,7 @@
 
 #include "activation.h"
 #include "linear.h"
+#include "moe.h"
 #include "norm.h"
 #include "rotary.h"
 #include "profile.h"

@@ -12,8 +12,9 @@ def workload(search_id: str, target: Target, window: TrafficShapeObserved) -> Wo
     """A Workload whose `x_polymorph` also holds `m_weights` (bucket -> share of the range's step time, summing to 1)
     and `replay` (concurrency, rates and length quantiles for the end-to-end gate).
     """
-    told = {operation.definition: operation.by_m for operation in window.operations}
-    by_m = told.get(target.definition) or window.shape.tokens_per_step
+    told = {operation.definition: operation for operation in window.operations}
+    operation = told.get(target.definition)
+    by_m = (operation and operation.by_m) or window.shape.tokens_per_step
     weights = m_weights(by_m, target.min_m, target.max_m)
     heaviest = max(weights, key=lambda name: (weights[name], -int(name)))
     extension = WorkloadExtension.model_validate(
@@ -22,6 +23,7 @@ def workload(search_id: str, target: Target, window: TrafficShapeObserved) -> Wo
             "signature": f"M={target.min_m}..{target.max_m}",
             "captured_at": window.window_start.isoformat(),
             "privacy": "own-engine",
+            "expert_histogram": operation.experts if operation else (),
             "m_weights": weights,
             "replay": _replay(window.shape),
         }

@@ -62,7 +62,7 @@ class StepTally:
             waiting=self.load.waiting,
             kv_used=self.load.kv_used,
             step_s_by_m=dict(self.by_m),
-            operations=shares(counted.nanoseconds, self.step_s),
+            operations=shares(counted, self.step_s),
             revision=revision,
             sampled_by_m=sampled(counted),
         )
@@ -83,17 +83,34 @@ def sampled(counted: Counters) -> dict[str, SampledSteps]:
     }
 
 
-def shares(nanoseconds: Mapping[str, Mapping[str, int]], step_s: float) -> tuple[Operation, ...]:
+def shares(counted: Counters, step_s: float) -> tuple[Operation, ...]:
     """Operations by their share of engine step time, the largest first."""
     if step_s <= 0:
         return ()
-    found = (_operation(name, spent, step_s) for name, spent in nanoseconds.items())
+    found = (
+        _operation(name, spent, step_s, counted.experts.get(name, ()))
+        for name, spent in counted.nanoseconds.items()
+    )
     return tuple(sorted((each for each in found if each.share > 0), key=lambda operation: -operation.share))
 
 
-def _operation(name: str, spent: Mapping[str, int], step_s: float) -> Operation:
+def _operation(
+    name: str, spent: Mapping[str, int], step_s: float, layers: tuple[tuple[int, ...], ...]
+) -> Operation:
     share = sum(spent.values()) / 1e9 / step_s
     # A step that ends between two reports lends its calls to the earlier one: never more than all of the time.
     held = min(1.0, share) / share if share else 0.0
     by_m = {upper: held * ns / 1e9 / step_s for upper, ns in spent.items() if ns > 0}
-    return Operation(definition=name, share=min(1.0, share), by_m=by_m)
+    return Operation(definition=name, share=min(1.0, share), by_m=by_m, experts=histogram(layers))
+
+
+def histogram(layers: tuple[tuple[int, ...], ...]) -> tuple[float, ...]:
+    """Shares of the token-expert pairs, the busiest expert of each layer first.
+
+    What costs time is how uneven the load of a layer is. Each layer has other busy experts: added up by number, all
+    would look even.
+    """
+    ranked = [sorted(layer, reverse=True) for layer in layers]
+    by_rank = [sum(tokens) for tokens in zip(*ranked, strict=True)]
+    total = sum(by_rank)
+    return tuple(tokens / total for tokens in by_rank) if total else ()
