@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ class Server:
     folder: Path
     port: int
     process: subprocess.Popen[bytes]
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def kernels(self) -> Path:

@@ -1,6 +1,7 @@
 """A plain server brings its engine to what its folder says; the engine here only takes notes."""
 
 import hashlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -272,6 +273,23 @@ def test_a_vllm_that_builds_its_application_elsewhere_is_told_and_serves(
     assert dict(vars(entry)) == before
     assert "no revision in responses, no hot loading" in caplog.text
     assert "--middleware polymorph.engine.plain.front.HotLoading" in caplog.text
+
+
+def test_the_engine_is_asked_to_record_its_kernels_where_that_can_be(
+    entry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("POLYMORPH_FLIGHT_DIR", raising=False)
+    monkeypatch.setenv("POLYMORPH_KERNELS", str(tmp_path / "kernels"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("POLYMORPH_STATE", str(tmp_path / "file"))
+    front.install()
+    assert "POLYMORPH_FLIGHT_DIR" not in os.environ
+    assert "set POLYMORPH_STATE" in caplog.text
+    monkeypatch.setenv("POLYMORPH_STATE", str(tmp_path / "state"))
+    front.install()
+    recorded = Path(os.environ.pop("POLYMORPH_FLIGHT_DIR"))
+    assert recorded.is_dir()
+    assert recorded.stat().st_mode & 0o077 == 0
 
 
 def test_settings_come_from_the_environment(tmp_path: Path) -> None:

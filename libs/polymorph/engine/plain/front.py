@@ -10,8 +10,10 @@ import functools
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from polymorph.engine.flight import FLIGHT_VARIABLE
 from polymorph.engine.hooks.hook import HookMissing, expect, expect_parameters, hindrance
 from polymorph.engine.launch import EXTENSION
 from polymorph.engine.plain.settings import KERNELS_VARIABLE, PlainSettings
@@ -81,10 +83,18 @@ def install() -> None:
     if not hasattr(entry.build_app, "__wrapped__"):
         entry.build_app = _with_middleware(entry.build_app)
     settings = PlainSettings.read()
-    if settings.folder is not None:
-        from polymorph.engine.flight import FLIGHT_VARIABLE  # noqa: PLC0415 - as above
+    if settings.folder is not None and FLIGHT_VARIABLE not in os.environ:
+        _record_flights(settings.flights)
 
-        os.environ.setdefault(FLIGHT_VARIABLE, str(settings.flights))
+
+def _record_flights(folder: Path) -> None:
+    """The engine's processes, which are started after this, record the kernel that they call."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        _log.error("an engine that ends in a kernel will not be told of: %s; set POLYMORPH_STATE", error)
+    else:
+        os.environ[FLIGHT_VARIABLE] = str(folder)
 
 
 def _with_middleware(native: Any) -> Any:
