@@ -144,6 +144,9 @@ async def test_what_may_not_be_believed_is_refused_once_and_what_ran_goes_on(hou
     await house.step()
     house.desire(4, "b")
     assert await house.step() == ("refused", "a", "generation 4 is older than 5, which was seen")
+    house.desire(5, "b")
+    reason = "generation 5 says something else than when it was admitted"
+    assert await house.step() == ("refused", "a", reason)
     house.desire(6, "b", pool="q")
     assert await house.step() == ("refused", "a", "the desired state is for pool q, this is p")
     house.folder.desired_path.write_text("{}")
@@ -152,7 +155,7 @@ async def test_what_may_not_be_believed_is_refused_once_and_what_ran_goes_on(hou
     await house.step()
     status = house.folder.status()
     assert status is not None
-    assert [refusal.generation for refusal in status.refusals] == [4, 6, -1]
+    assert [refusal.generation for refusal in status.refusals] == [4, 5, 6, -1]
     house.desire(7, "b")
     assert await house.step() == ("converged", "b", "")
 

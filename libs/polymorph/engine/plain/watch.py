@@ -79,6 +79,7 @@ class Watch:
                 return
             generation, revision = desired.generation, desired.stable.revision
             self._fence.admit(desired)
+            _check_same(desired, self._desired)
             self._desired, self._misheard = desired, ""
         except Refused as refusal:
             self._misheard = self._refuse(generation, revision, str(refusal))
@@ -160,6 +161,16 @@ class Watch:
                 refusals=tuple(self._refusals),
             )
         )
+
+
+def _check_same(desired: DesiredState, held: DesiredState | None) -> None:
+    """A generation has one meaning.
+
+    Raises:
+        Refused: this one had another when it was admitted.
+    """
+    if held is not None and desired.generation == held.generation and desired != held:
+        raise Refused(f"generation {held.generation} says something else than when it was admitted")
 
 
 def _check_kind(revision: Revision) -> None:
