@@ -8,7 +8,7 @@ WORKERS ?= 2
 QUICK ?=
 export QUICK
 
-.PHONY: help setup demo up down status doctor test test-fast test-slow test-compat test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-settings bench-hotload bench-gpu clean
+.PHONY: help setup demo up down status doctor test test-fast test-slow test-compat test-gpu-kernels lint types format models asyncapi lock bench-gateway bench-kernels bench-operations bench-slots bench-settings bench-hotload bench-gpu clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*?## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*?## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-kernels: setup ## Linear kernels against the engine's own
 
 bench-operations: setup ## Every slot's native code against kernels of ours (ARGS="--op NAME")
 	@$(BIN)/python -m benchmarks.operations $(ARGS)
+
+bench-slots: setup ## What slots cost and gain beside Inductor's fusion (ARGS="--model models/NAME")
+	@$(BIN)/python -m benchmarks.operations.engines $(ARGS)
 
 bench-settings: setup ## Settings changed under load: what streams notice, how long each change takes
 	@$(BIN)/python -m benchmarks.settings_change

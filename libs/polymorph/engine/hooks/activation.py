@@ -34,7 +34,7 @@ def install(slots: Slots) -> None:
     SiluAndMul.dispatch_forward = dispatch_forward
 
 
-HOOK = Hook("silu_and_mul", probe, install, fuses=True)
+HOOK = Hook("silu_and_mul", probe, install, fuses=False)
 
 
 def _through_slot(silu_and_mul: Any, native: Any) -> Any:

@@ -56,7 +56,7 @@ def install(slots: Slots) -> None:
             slots.missing[f"rotary of {name}"] = str(reason)
 
 
-HOOK = Hook("rotary", probe, install, fuses=True)
+HOOK = Hook("rotary", probe, install, fuses=False)
 
 
 def _is_plain(kind: Any) -> bool:
