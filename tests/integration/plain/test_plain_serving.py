@@ -250,6 +250,7 @@ def _every_answer_names(server: Server, revision: str) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", data=data, timeout=10)
         assert refused.value.code == 404
         assert refused.value.headers[HEADER] == revision
+        refused.value.close()
 
 
 def _a_tampered_one_is_refused(server: Server, definition: str, served: str) -> None:
