@@ -13,7 +13,7 @@ import pytest
 from polymorph.bus.errors import Retryable
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
-from polymorph.engine.flight import FlightRecord
+from polymorph.engine.flight import FlightRecord, in_flight
 from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.engine.plain import front, server
 from polymorph.engine.plain.folder import KernelFolder, NotThere
@@ -207,6 +207,20 @@ async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: Ho
     house.desire(1, artifact, named=True)
     await house.step()
     assert house.notes.quarantined == {artifact}
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_an_engine_that_is_ended_in_a_kernel_did_not_die_of_it(died: bool, tmp_path: Path) -> None:
+    ended: list[Any] = []
+    llm: Any = SimpleNamespace(errored=died, shutdown=lambda timeout: ended.append(timeout))
+    departure = server.Departure(llm, tmp_path)
+    with FlightRecord(tmp_path, 0) as record:
+        record.begin("ab" * 32, 1, 5)
+        llm.shutdown(timeout=3)
+        llm.errored = True
+        assert ended == [3]
+        assert departure.meant is not died
+        assert bool(in_flight(tmp_path)) is died
 
 
 def test_of_several_fronts_one_leads_and_the_others_name_what_it_says(house: House) -> None:

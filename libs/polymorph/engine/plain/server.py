@@ -56,14 +56,31 @@ async def _lead(settings: PlainSettings, folder: KernelFolder, llm: Any, args: A
         return
     flights = Path(os.environ.get(FLIGHT_VARIABLE, settings.flights))
     _quarantine(folder, flights)
+    departure = Departure(llm, flights)
     watch = _wired(settings, pool, folder, llm, clock)
     try:
         await watch.run()
     finally:
-        if llm.errored:
+        if llm.errored and not departure.meant:
             _quarantine(folder, flights)
         else:
             _forget(flights)
+
+
+class Departure:
+    """Tells an engine that is ended from one that died: vLLM ends it before the application that stands over it."""
+
+    def __init__(self, llm: Any, flights: Path) -> None:
+        self.meant = False
+        native = llm.shutdown
+
+        def shutdown(*arguments: Any, **named: Any) -> Any:
+            if not llm.errored:
+                self.meant = True
+                _forget(flights)
+            return native(*arguments, **named)
+
+        llm.shutdown = shutdown
 
 
 def _wired(settings: PlainSettings, pool: str, folder: KernelFolder, llm: Any, clock: Clock) -> Watch:
@@ -126,6 +143,6 @@ def _quarantine(folder: KernelFolder, flights: Path) -> None:
 
 
 def _forget(flights: Path) -> None:
-    """The engine ends as it should; what runs until then is no witness."""
+    """What runs from here on is no witness: the engine's processes go on writing to files without a name."""
     for path in flights.glob("rank-*.flight"):
         path.unlink(missing_ok=True)
