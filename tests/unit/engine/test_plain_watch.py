@@ -212,7 +212,7 @@ async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: Ho
 @pytest.mark.parametrize("died", [True, False])
 def test_an_engine_that_is_ended_in_a_kernel_did_not_die_of_it(died: bool, tmp_path: Path) -> None:
     ended: list[Any] = []
-    llm: Any = SimpleNamespace(errored=died, shutdown=lambda timeout: ended.append(timeout))
+    llm: Any = SimpleNamespace(errored=died, shutdown=lambda **named: ended.append(named["timeout"]))
     departure = server.Departure(llm, tmp_path)
     with FlightRecord(tmp_path, 0) as record:
         record.begin("ab" * 32, 1, 5)
