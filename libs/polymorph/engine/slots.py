@@ -59,7 +59,7 @@ class Slots:
         self.add_layer(definition, layer_id, int(self.ops.linear_site(layer_id)), (kept,))
         return layer_id
 
-    def add_moe(self, weights: tuple[Any, Any], topk: int, isa: str) -> int:
+    def add_moe(self, weights: tuple[Any, ...], topk: int, isa: str) -> int:
         """Gives the experts of a layer a slot; returns their id in the compiled graph. `weights` are w13 and w2."""
         experts, rows, hidden = weights[0].shape
         shape = f"e{experts}_k{topk}_h{hidden}_i{rows // 2}"
@@ -69,7 +69,7 @@ class Slots:
         self.add_layer(definition, layer_id, int(self.ops.moe_site(layer_id)), kept)
         return layer_id
 
-    def reload_moe(self, layer_id: int, weights: tuple[Any, Any]) -> None:
+    def reload_moe(self, layer_id: int, weights: tuple[Any, ...]) -> None:
         """The experts' weights were loaded anew: likewise."""
         site = int(self.ops.moe_site(layer_id))
         layer = next(each for each in self.layers if each.site == site)

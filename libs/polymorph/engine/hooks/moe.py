@@ -41,6 +41,7 @@ def probe() -> None:
     expect_parameters(expect(method, "process_weights_after_loading"), "self", "layer")
     experts = expect(cpu_moe, "CPUUnquantizedExperts")
     expect(experts, "isa")
+    expect_parameters(expect(experts, "process_weights_after_loading"), "self", "layer")
     apply = expect(experts, "apply")
     expect_parameters(apply, *_APPLY)
     if "cpu_fused_moe" not in apply.__code__.co_names:
@@ -79,8 +80,12 @@ def install(slots: Slots) -> None:
 
     @functools.wraps(native)
     def process_weights_after_loading(self: Any, layer: Any) -> None:
-        weights = (layer.w13_weight.data, layer.w2_weight.data)
+        again = self.moe_kernel is not None
+        plain = (layer.w13_weight.data, layer.w2_weight.data)
+        weights = tuple(each.clone() for each in plain) if again else plain
         native(self, layer)
+        if again:
+            _pack(self.moe_kernel.fused_experts, layer, weights)
         _attach(slots, self, layer, weights)
 
     UnquantizedFusedMoEMethod.process_weights_after_loading = process_weights_after_loading
@@ -112,7 +117,18 @@ def _through_slot(fused_moe: Any, native: Any) -> Any:
     return apply
 
 
-def _attach(slots: Slots, method: Any, layer: Any, weights: tuple[Any, Any]) -> None:
+def _pack(experts: Any, layer: Any, weights: tuple[Any, ...]) -> None:
+    """What vLLM (0.32) leaves out where weights are loaded anew: its operator would read them as if they were packed."""
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts  # noqa: PLC0415
+    from vllm.model_executor.utils import is_weights_pre_processed  # noqa: PLC0415
+
+    if not isinstance(experts, CPUUnquantizedExperts) or is_weights_pre_processed():
+        return
+    if torch.equal(layer.w13_weight.data, weights[0]):
+        experts.process_weights_after_loading(layer)
+
+
+def _attach(slots: Slots, method: Any, layer: Any, weights: tuple[Any, ...]) -> None:
     experts: Any = getattr(method.moe_kernel, "fused_experts", None)
     reason = _unfit(method, layer, experts, weights)
     if reason is not None:
@@ -131,7 +147,7 @@ def _tell(reason: str) -> None:
     _log.warning("experts get no slot, vLLM's own code computes them: %s", reason)
 
 
-def _unfit(method: Any, layer: Any, experts: Any, weights: tuple[Any, Any]) -> str | None:
+def _unfit(method: Any, layer: Any, experts: Any, weights: tuple[Any, ...]) -> str | None:
     """Why a layer stays with vLLM's own code, which knows cases that no definition describes."""
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation  # noqa: PLC0415
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts  # noqa: PLC0415
