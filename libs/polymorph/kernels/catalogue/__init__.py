@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from polymorph.kernels.catalogue.activation import silu_and_mul_solutions
 from polymorph.kernels.catalogue.moe import moe_solutions
+from polymorph.kernels.catalogue.attention import attention_solutions
 from polymorph.kernels.catalogue.norms import norm_solutions
 from polymorph.kernels.catalogue.rotary import rotary_solutions
 from polymorph.kernels.isa import Isa
@@ -18,6 +19,7 @@ WRITERS: dict[str, Writer] = {
     "silu_and_mul": silu_and_mul_solutions,
     "rotary": rotary_solutions,
     "qk_norm_rotary": rotary_solutions,
+    "attn_decode": attention_solutions,
 }
 """By `op_type` of the definition; a writer gives the variants that suit the constant axes and the ISA, best guess first."""
 

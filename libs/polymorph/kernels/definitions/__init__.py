@@ -4,6 +4,7 @@ References keep the dtype they are given, so the evaluator gets a float64 refere
 """
 
 from polymorph.kernels.definitions.activation import SILU_AND_MUL, silu_and_mul_definition
+from polymorph.kernels.definitions.attention import ATTN_DECODE, attn_decode_definition
 from polymorph.kernels.definitions.family import ITEM_BYTES, SHORT, Dtype, Family
 from polymorph.kernels.definitions.linear import LINEAR, linear_definition
 from polymorph.kernels.definitions.moe import MOE, moe_definition
@@ -20,6 +21,7 @@ from polymorph.kernels.definitions.rotary import (
     qk_norm_rotary_definition,
     rotary_definition,
 )
+from polymorph.kernels.definitions.sampling import TOP_K_TOP_P, top_k_top_p_definition
 from polymorph.kernels.schema import Definition
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "rms_norm_definition",
     "rotary_definition",
     "silu_and_mul_definition",
+    "top_k_top_p_definition",
 ]
 
 FAMILIES: tuple[Family, ...] = (
@@ -46,6 +49,8 @@ FAMILIES: tuple[Family, ...] = (
     ROTARY,
     QK_NORM_ROTARY,
     MOE,
+    ATTN_DECODE,
+    TOP_K_TOP_P,
 )
 
 
