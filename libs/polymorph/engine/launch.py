@@ -18,6 +18,7 @@ from polymorph.kernels.isa import Cpu, Isa
 
 EXTENSION = "polymorph.engine.extension.PolymorphExtension"
 DEFAULT_SLOTS = ("linear", "moe")
+DEFAULT_SLOTS = ("linear", "attention", "sampling")
 
 
 def auto_dtype(cpu: Cpu | None = None) -> str:

@@ -64,8 +64,19 @@ def expect_parameters(function: Any, *names: str) -> None:
         raise HookMissing(f"{_named(function)} takes {', '.join(found)}, not {', '.join(names)}")
 
 
-def expect_operator(schema_name: str) -> None:
-    """Checks that vLLM's library holds an operator, for example `_C::rms_norm`.
+def expect_names(function: Any, *names: str) -> None:
+    """Checks that a function's code reads, writes or calls what these names tell.
+
+    Raises:
+        HookMissing: one of them does not occur.
+    """
+    missing = set(names) - set(function.__code__.co_names)
+    if missing:
+        raise HookMissing(f"{_named(function)} has no {', '.join(sorted(missing))} in its code")
+
+
+def expect_operator(schema_name: str, *arguments: str) -> None:
+    """Checks that vLLM's library holds an operator, for example `_C::rms_norm`, and takes `arguments` where they are told.
 
     Raises:
         HookMissing: it does not.
@@ -75,6 +86,9 @@ def expect_operator(schema_name: str) -> None:
     space, _, name = schema_name.partition("::")
     if not hasattr(getattr(torch.ops, space), name):
         raise HookMissing(f"no operator {schema_name} is registered")
+    found = tuple(each.name for each in getattr(getattr(torch.ops, space), name).default._schema.arguments)  # noqa: SLF001
+    if arguments and found != arguments:
+        raise HookMissing(f"{schema_name} takes {', '.join(found)}, not {', '.join(arguments)}")
 
 
 def _named(found: Any) -> str:

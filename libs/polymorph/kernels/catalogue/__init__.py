@@ -7,6 +7,7 @@ from polymorph.kernels.catalogue.moe import moe_solutions
 from polymorph.kernels.catalogue.attention import attention_solutions
 from polymorph.kernels.catalogue.norms import norm_solutions
 from polymorph.kernels.catalogue.rotary import rotary_solutions
+from polymorph.kernels.catalogue.sampling import sampling_solutions
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Definition, Solution
 
@@ -20,6 +21,7 @@ WRITERS: dict[str, Writer] = {
     "rotary": rotary_solutions,
     "qk_norm_rotary": rotary_solutions,
     "attn_decode": attention_solutions,
+    "top_k_top_p": sampling_solutions,
 }
 """By `op_type` of the definition; a writer gives the variants that suit the constant axes and the ISA, best guess first."""
 

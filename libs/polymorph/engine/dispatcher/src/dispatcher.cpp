@@ -4,11 +4,13 @@
 #include <torch/library.h>
 
 #include "activation.h"
+#include "attention.h"
 #include "linear.h"
 #include "moe.h"
 #include "norm.h"
 #include "rotary.h"
 #include "profile.h"
+#include "sampling.h"
 
 namespace polymorph {
 namespace {

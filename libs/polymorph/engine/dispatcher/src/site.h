@@ -73,33 +73,46 @@ struct NoFeature {
   int64_t operator()() const { return 0; }
 };
 
-// Runs `kernel(cell)` where the table has code for this site and M, else (or where it cannot serve) `native()`.
+inline DefinitionCounts &counts_of(int64_t site) {
+  return definitions()[static_cast<size_t>(sites()[static_cast<size_t>(site)].definition)];
+}
+
+inline void count_native(int64_t site, int64_t m, int64_t took) {
+  DefinitionCounts &counts = counts_of(site);
+  counts.native.add(took);
+  counts.by_bucket[static_cast<size_t>(bucket_index(m))].add(took);
+}
+
+// Runs `kernel(cell)` and tells true where the table has code for this site and M that can serve; else false.
 // `feature()` is what else decides, a number, where the definition has one.
-template <typename Kernel, typename Native, typename Feature = NoFeature>
-void serve(int64_t site, int64_t m, const Kernel &kernel, const Native &native, const Feature &feature = {}) {
-  DefinitionCounts &counts = definitions()[static_cast<size_t>(sites()[static_cast<size_t>(site)].definition)];
+template <typename Kernel, typename Feature>
+bool served_by_kernel(int64_t site, int64_t m, int64_t began, const Kernel &kernel, const Feature &feature) {
   const auto bucket = static_cast<size_t>(bucket_index(m));
   const Table *table = current().load(std::memory_order_acquire);
   const Cell *code = cell(table, site, static_cast<int>(bucket), feature);
-  const int64_t began = now_ns();
-  if (code != nullptr) {
-    ArtifactCounts &artifact = artifacts()[static_cast<size_t>(code->artifact)];
-    take_off(artifact.digest, table->epoch, began);
-    const int32_t status = kernel(*code);
-    land();
-    if (status == 0) {
-      const int64_t took = now_ns() - began;
-      artifact.served.add(took);
-      artifact.by_bucket[bucket].add(took);
-      counts.by_bucket[bucket].add(took);
-      return;
-    }
+  if (code == nullptr) return false;
+  ArtifactCounts &artifact = artifacts()[static_cast<size_t>(code->artifact)];
+  take_off(artifact.digest, table->epoch, began);
+  const int32_t status = kernel(*code);
+  land();
+  if (status != 0) {
     artifact.errors.fetch_add(1, std::memory_order_relaxed);
+    return false;
   }
-  native();
   const int64_t took = now_ns() - began;
-  counts.native.add(took);
-  counts.by_bucket[bucket].add(took);
+  artifact.served.add(took);
+  artifact.by_bucket[bucket].add(took);
+  counts_of(site).by_bucket[bucket].add(took);
+  return true;
+}
+
+// Runs `kernel(cell)` where it can serve, else `native()`.
+template <typename Kernel, typename Native, typename Feature = NoFeature>
+void serve(int64_t site, int64_t m, const Kernel &kernel, const Native &native, const Feature &feature = {}) {
+  const int64_t began = now_ns();
+  if (served_by_kernel(site, m, began, kernel, feature)) return;
+  native();
+  count_native(site, m, now_ns() - began);
 }
 
 }  // namespace polymorph
