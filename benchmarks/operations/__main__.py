@@ -22,6 +22,8 @@ OPERATIONS = {
     "qk_norm_rotary": "rotary",
     "moe": "moe",
     "moe_skewed": "moe",
+    "attn_decode": "attention",
+    "top_k_top_p": "sampling",
 }
 """Each with the module of this folder whose `cases(operation, shapes, tokens, slots)` yields its cases."""
 MODELS = ("tiny-dense", "smollm2-135m-instruct", "tiny-moe", "bench-moe")

@@ -16,11 +16,15 @@ def launch_of(model: str) -> EngineLaunch:
     return EngineLaunch(model=Path(model), slots=tuple(HOOKS), max_model_len=256, max_num_seqs=4)
 
 
-def _greedy(llm: Any) -> list[list[int]]:
+def _tokens(llm: Any) -> list[list[int]]:
+    """Greedy ones, and one more that is sampled from the likeliest by a seed."""
     from vllm import SamplingParams
 
-    options = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    return [list(done.outputs[0].token_ids) for done in llm.generate(list(PROMPTS), options, use_tqdm=False)]
+    greedy = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    sampled = SamplingParams(max_tokens=12, top_p=0.9, top_k=40, seed=5, ignore_eos=True)
+    options = [*([greedy] * len(PROMPTS)), sampled]
+    asked = llm.generate([*PROMPTS, PROMPTS[0]], options, use_tqdm=False)
+    return [list(done.outputs[0].token_ids) for done in asked]
 
 
 def _rpc(llm: Any, method: str, *arguments: Any) -> dict[str, Any]:
@@ -45,16 +49,16 @@ def main(model: str, linear: str, result: str) -> None:
     from vllm import LLM
 
     llm = LLM(**launch_of(model).arguments())
-    found = {"empty": _greedy(llm)}
+    found = {"empty": _tokens(llm)}
     described = _rpc(llm, "slots_describe")
     bindings = [_binding(name, linear) for name in described["definitions"]]
     _rpc(llm, "slots_prepare", bindings, 60.0)
     _rpc(llm, "slots_engage", bindings)
     _rpc(llm, "slots_read", True)
-    found["tuned"] = _greedy(llm)
+    found["tuned"] = _tokens(llm)
     counters = _rpc(llm, "slots_read")
     _rpc(llm, "slots_clear")
-    found["again"] = _greedy(llm)
+    found["again"] = _tokens(llm)
     told = {
         "missing": described["missing"],
         "tokens": found,

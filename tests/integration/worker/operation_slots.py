@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import decode_slots
 import torch
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
 from vllm.config.kernel import IrOpPriorityConfig
@@ -29,6 +30,8 @@ class Inputs:
         self.positions[1] = 19
         self.qkv = torch.randn(TOKENS, (HEADS + 2 * KEYS) * WIDTH)
         self.weights = torch.rand(2, WIDTH)
+        self.cache = decode_slots.Cache()
+        self.logits = torch.randn(4, decode_slots.VOCABULARY) * 3
 
     def query_and_key(self) -> tuple[Any, Any]:
         """Views of one matrix, as a model has them."""
@@ -124,6 +127,9 @@ def outputs(inputs: Inputs, *, fused: Any = None) -> dict[str, list[Any]]:
     if fused is not None:
         fused(attention)
     found["attention"] = [attention(inputs.positions, inputs.qkv.clone())]
+    found["decode"] = [decode_slots.attended(inputs.cache, 1)]
+    found["prefill"] = [decode_slots.attended(inputs.cache, 2)]
+    found["masked"] = [decode_slots.masked(inputs.logits)]
     return found
 
 

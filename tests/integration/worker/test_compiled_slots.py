@@ -15,7 +15,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ABI = ROOT / "libs" / "polymorph" / "kernels" / "abi"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
-OPERATIONS = {"gemm", "rms_norm", "fused_add_rms_norm", "silu_and_mul", "qk_norm_rotary"}
+OPERATIONS = {
+    "gemm",
+    "rms_norm",
+    "fused_add_rms_norm",
+    "silu_and_mul",
+    "qk_norm_rotary",
+    "attn_decode",
+    "top_k_top_p",
+}
 """What the small model has. Its heads' norms and rotation are one call, so it has no rotation alone."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SLOTS = "linear,rms_norm,silu_and_mul,rotary"
+SLOTS = "linear,rms_norm,silu_and_mul,rotary,attention,sampling"
 NAMES = {
     "rms_norm_h64_f32",
     "fused_add_rms_norm_h64_f32",
@@ -18,6 +18,8 @@ NAMES = {
     "rotary_q3_k2_d16_r8_neox_f32",
     "rotary_q3_k2_d16_r16_gptj_f32",
     "qk_norm_rotary_q3_k2_d16_r16_neox_f32",
+    "attn_decode_q6_kv2_d32_b32_f32",
+    "top_k_top_p_v83_f32",
 }
 
 

@@ -26,14 +26,15 @@ def install(slots: Slots) -> None:
     from vllm.v1.sample.ops import topk_topp_sampler as module  # noqa: PLC0415
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # noqa: PLC0415
 
-    module.apply_top_k_top_p_pytorch = _through_slot(slots, module.apply_top_k_top_p_pytorch)
+    module.apply_top_k_top_p_pytorch = through_slot(slots, module.apply_top_k_top_p_pytorch)
     _announce(slots, CPUModelRunner)
 
 
 HOOK = Hook("sampling", probe, install, fuses=False)
 
 
-def _through_slot(slots: Slots, native: Any) -> Any:
+def through_slot(slots: Slots, native: Any) -> Any:
+    """The function that masks logits, by the kernel in its slot or by vLLM's own, `native`."""
     ops = slots.ops
 
     @functools.wraps(native)

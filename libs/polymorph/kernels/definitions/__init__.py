@@ -30,6 +30,7 @@ __all__ = [
     "SHORT",
     "Dtype",
     "Heads",
+    "attn_decode_definition",
     "definition_named",
     "fused_add_rms_norm_definition",
     "linear_definition",

@@ -84,10 +84,13 @@ def attn_decode_definition(heads: int, kv_heads: int, d: int, block: int, dtype:
     )
 
 
+def _named(match: re.Match[str]) -> Definition:
+    heads, kv_heads, d, block = (int(match[axis]) for axis in ("q", "kv", "d", "block"))
+    return attn_decode_definition(heads, kv_heads, d, block, dtype_of(match))
+
+
 ATTN_DECODE = Family(
     pattern=re.compile(rf"attn_decode_q(?P<q>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_b(?P<block>\d+)_{DTYPE_PATTERN}"),
     shown="attn_decode_q<Hq>_kv<Hk>_d<D>_b<block>_<dtype>",
-    make=lambda match: attn_decode_definition(
-        *(int(match[axis]) for axis in ("q", "kv", "d", "block")), dtype_of(match)
-    ),
+    make=_named,
 )
