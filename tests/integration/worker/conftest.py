@@ -168,7 +168,7 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         "MAX_MODEL_LEN": "512",
         "MAX_NUM_SEQS": "8",
         "ENFORCE_EAGER": "1",
-        "SLOTS": "linear,rms_norm,silu_and_mul,rotary",
+        "SLOTS": "linear,rms_norm,silu_and_mul,rotary,attention,sampling",
         "TRUST_FILE": str(folder / "trust.json"),
         "DATA_DIR": str(folder / "data"),
         "DRAIN_TIMEOUT_S": "30",

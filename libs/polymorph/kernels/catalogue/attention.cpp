@@ -17,12 +17,14 @@ constexpr int ROWS = $rows;            // query heads in a register block
 constexpr int TOKENS = $tokens;        // vectors of scores in a register block
 constexpr int COLUMNS = $columns;      // vectors of outputs in a register block
 constexpr bool PREFETCH = $prefetch;   // keys are fetched a register block ahead
+constexpr bool STREAM = $stream;       // a page's values are fetched while its keys are read, and then the next page's keys
 constexpr bool SPREAD = $spread;       // threads share all tiles evenly, wherever a sequence ends; else whole sequences
 constexpr int64_t ALONE = $alone;      // up to so many tiles in all one thread does it
 using scalar = $element;
 
 constexpr int64_t WIDTH = TOKENS * LANES;
 static_assert(HEADS % KV_HEADS == 0 && GROUP % ROWS == 0, "register blocks are whole");
+static_assert(!STREAM || TILE == PAGE, "what is fetched ahead is a whole page");
 static_assert(PAGE % TILE == 0 && TILE % WIDTH == 0 && D % (COLUMNS * LANES) == 0, "register blocks are whole");
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -74,13 +76,21 @@ constexpr float INFINITE = __builtin_inff();
 
 inline int64_t tiles(int64_t length) { return (length + TILE - 1) / TILE; }
 
+// Fetches the `step`th part of LINES cache lines.
+template <int64_t LINES>
+inline void fetch(const scalar *page, int64_t step) {
+  for (int64_t line = 0; line < LINES; line++)
+    __builtin_prefetch(reinterpret_cast<const char *>(page) + (step * LINES + line) * 64, 0, 2);
+}
+
 // scores[GROUP][TILE] of `count` tokens, the first of which is the page's `from`; -inf beyond them.
-void score(const float *q, const scalar *keys, int64_t from, int64_t count, float *scores) {
+void score(const float *q, const scalar *keys, int64_t from, int64_t count, float *scores, const scalar *ahead) {
   for (int64_t t = 0; t < count; t += WIDTH) {
     const scalar *k = keys + from + t;
     for (int row = 0; row < GROUP; row += ROWS) {
       vec sum[ROWS][TOKENS] = {};
       for (int64_t d = 0; d < D; d++) {
+        if (STREAM && row == 0) fetch<WIDTH * int64_t(sizeof(scalar)) / 64>(ahead, t / WIDTH * D + d);
         if constexpr (PREFETCH)
           for (int64_t line = 0; line < WIDTH * int64_t(sizeof(scalar)); line += 64)
             __builtin_prefetch(reinterpret_cast<const char *>(k + d * PAGE + WIDTH) + line);
@@ -115,18 +125,21 @@ void share(State &state, float *scores, int64_t count, float *rescale) {
   }
 }
 
-void add_values(State &state, const float *shares, const scalar *values, int64_t count, const float *rescale) {
+void add_values(State &state, const float *shares, const scalar *values, int64_t count, const float *rescale,
+                const scalar *ahead) {
   for (int64_t column = 0; column < D; column += COLUMNS * LANES)
     for (int row = 0; row < GROUP; row += ROWS) {
       vec sum[ROWS][COLUMNS];
       for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLUMNS; c++)
           sum[r][c] = at(state.o + (row + r) * D + column + c * LANES) * rescale[row + r];
-      for (int64_t t = 0; t < count; t++)
+      for (int64_t t = 0; t < count; t++) {
+        if (STREAM && row == 0 && column == 0) fetch<D * int64_t(sizeof(scalar)) / 64>(ahead, t);
         for (int c = 0; c < COLUMNS; c++) {
           const vec value = get_vector(values + t * D + column + c * LANES);
           for (int r = 0; r < ROWS; r++) sum[r][c] += value * shares[(row + r) * TILE + t];
         }
+      }
       for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLUMNS; c++) at(state.o + (row + r) * D + column + c * LANES) = sum[r][c];
     }
@@ -147,10 +160,14 @@ NOT_INLINED void attend(const Job &job, int64_t item, int64_t from, int64_t to, 
   begin(state);
   for (int64_t tile = from; tile < to; tile++) {
     const int64_t token = tile * TILE, left = job.lengths[m] - token, count = left < TILE ? left : TILE;
-    const int64_t page = job.pages[m * job.page_row + token / PAGE], inside = token % PAGE;
-    score(q, job.keys + page * job.key_page + head * job.key_head, inside, count, scores);
+    const int32_t *page = job.pages + m * job.page_row + token / PAGE;
+    const int64_t inside = token % PAGE;
+    const scalar *keys = job.keys + page[0] * job.key_page + head * job.key_head;
+    const scalar *values = job.values + page[0] * job.value_page + head * job.value_head + inside * D;
+    const scalar *next = STREAM && tile + 1 < to ? job.keys + page[1] * job.key_page + head * job.key_head : keys;
+    score(q, keys, inside, count, scores, values);
     share(state, scores, count, rescale);
-    add_values(state, scores, job.values + page * job.value_page + head * job.value_head + inside * D, count, rescale);
+    add_values(state, scores, values, count, rescale, next);
   }
 }
 

@@ -14,25 +14,29 @@ _MOST_ROWS = 4
 @dataclass(frozen=True)
 class _Variant:
     """`tile`: tokens between two looks at the greatest score; `blocked`: how many vectors of sums are kept in registers;
-    `spread`: threads share all tiles evenly, wherever a sequence ends; `alone`: tiles that one thread does at most.
+    `stream`: pages are fetched ahead of their use; `spread`: threads share all tiles evenly, wherever a sequence ends;
+    `alone`: tiles that one thread does at most.
     """
 
     tile: int = 128
     blocked: int = 12
     prefetch: bool = True
+    stream: bool = False
     spread: bool = True
     alone: int = 4
 
     def label(self, isa: Isa) -> str:
         words = [isa.name.lower(), f"tile{self.tile}", f"block{self.blocked}", f"alone{self.alone}"]
-        words += ["spread" if self.spread else "whole"] + ["prefetch"] * self.prefetch
+        words += ["spread" if self.spread else "whole"]
+        words += ["prefetch"] * self.prefetch + ["stream"] * self.stream
         return "-".join(words)
 
 
 _VARIANTS = (
     _Variant(),
-    _Variant(prefetch=False),
     _Variant(tile=64),
+    _Variant(prefetch=False, stream=True),
+    _Variant(stream=True, spread=False),
     _Variant(tile=32, prefetch=False, alone=16),
     _Variant(spread=False),
     _Variant(blocked=6, alone=0),
@@ -45,7 +49,9 @@ def attention_solutions(definition: Definition, isa: Isa) -> tuple[Solution, ...
     if definition.axes["D"].value % 16 or definition.axes["block"].value % 16:  # type: ignore[operator]
         return ()
     tier = min(isa, Isa.AVX512) if isa is not Isa.NEON else isa
-    return tuple(_solution(definition, tier, variant) for variant in _VARIANTS)
+    made = (_solution(definition, tier, variant) for variant in _VARIANTS)
+    # In small blocks some variants are the same code.
+    return tuple({solution.sources: solution for solution in made}.values())
 
 
 def _solution(definition: Definition, isa: Isa, variant: _Variant) -> Solution:
@@ -87,6 +93,7 @@ def _source(definition: Definition, isa: Isa, variant: _Variant) -> SourceFile:
             "tokens": _divisor(tile // lanes, most),
             "columns": _divisor(d // lanes, most),
             "prefetch": str(variant.prefetch).lower(),
+            "stream": str(variant.stream and tile == page).lower(),
             "spread": str(variant.spread).lower(),
             "alone": variant.alone,
             "element": element,
