@@ -75,6 +75,11 @@ def test_headroom_is_larger_where_few_tokens_meet_and_shrinks_once_tried():
     assert tried.headroom(QKV, 1, 8) == fresh.headroom(QKV, 1, 8) / 2
 
 
+def test_no_headroom_where_no_agent_writes():
+    for name in ("attn_decode_q9_kv3_d64_b128_f32", "top_k_top_p_v49152_f32", "silu_and_mul_d1536_f32"):
+        assert known().headroom(name, 1, 8) == 0.0
+
+
 def test_headroom_of_a_class_follows_its_confirmed_wins():
     assert known(lesson(GATE_UP, "a", 2.0, confirmed=True)).headroom(QKV, 1, 8) == pytest.approx(0.5)
 

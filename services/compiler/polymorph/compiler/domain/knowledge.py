@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from polymorph.compiler.domain.agents.proposer import is_beyond_agents
 from polymorph.compiler.domain.search_state import Candidate, Search
 from polymorph.events.types import CandidateEvaluated
 from polymorph.events.values import Gate, Value, Verdict
@@ -133,8 +134,10 @@ class Knowledge(Value):
 
         What won on operations of the class tells it where there is such; else a guess by M, since few tokens leave a
         kernel waiting for memory, where layouts have most to win. Every look that was in vain on this very operation
-        halves it.
+        halves it. Where no agent can write for an operation there is nothing to win.
         """
+        if is_beyond_agents(definition):
+            return 0.0
         wanted = OperationClass.of(definition)
         here = [x for x in self.lessons if x.meets(min_m, max_m)]
         class_wins = [

@@ -11,10 +11,12 @@ from polymorph.compiler.domain.agents.norm import NormVocabulary
 from polymorph.compiler.domain.agents.sources import normalised_digest
 from polymorph.compiler.domain.search_state import Result
 from polymorph.events.values import Numerics, Verdict
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import BuildSpec, Definition, Solution, SolutionExtension, SourceFile
 
 NAME = "pattern-agent"
+_PATTERNED = ("gemm", "rmsnorm", "fused_add_rmsnorm")
 BATCH = 8
 PARENTS = 3
 """How many of the best are recombined with each other."""
@@ -179,6 +181,14 @@ def propose_for(
     if vocabulary is None:
         return None
     return PatternProposer(definition, min_m, max_m, vocabulary, rng=rng, seeds=seeds, batch=batch)
+
+
+def is_beyond_agents(name: str) -> bool:
+    """Whether an operation of ours has slots and kernels, and no agent that writes new ones: a search would find nothing."""
+    try:
+        return definition_named(name).op_type not in _PATTERNED
+    except ValueError:
+        return False
 
 
 def vocabulary_for(definition: Definition, max_m: int, isa: Isa) -> Vocabulary[Any] | None:
