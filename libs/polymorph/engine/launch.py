@@ -17,8 +17,7 @@ from polymorph.engine.dispatcher.build import source_digest
 from polymorph.kernels.isa import Cpu, Isa
 
 EXTENSION = "polymorph.engine.extension.PolymorphExtension"
-DEFAULT_SLOTS = ("linear", "moe")
-DEFAULT_SLOTS = ("linear", "attention", "sampling")
+DEFAULT_SLOTS = ("linear", "moe", "attention", "sampling")
 
 
 def auto_dtype(cpu: Cpu | None = None) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from polymorph.kernels.catalogue.activation import silu_and_mul_solutions
-from polymorph.kernels.catalogue.moe import moe_solutions
 from polymorph.kernels.catalogue.attention import attention_solutions
+from polymorph.kernels.catalogue.moe import moe_solutions
 from polymorph.kernels.catalogue.norms import norm_solutions
 from polymorph.kernels.catalogue.rotary import rotary_solutions
 from polymorph.kernels.catalogue.sampling import sampling_solutions
