@@ -61,4 +61,4 @@ def test_names_follow_from_the_model(model: Path, monkeypatch: pytest.MonkeyPatc
     assert settings.pool_name() == pool_id("model")
     assert settings.url() == "http://127.0.0.1:8100"
     assert settings.launch().slots == ("linear", "moe", "attention", "sampling")
-    assert WorkerSettings(model=model, slots="").launch().slots == ("linear", "moe", "attention", "sampling")
+    assert WorkerSettings(model=model, slots="").launch().slots == ()
