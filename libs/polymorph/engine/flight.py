@@ -73,9 +73,9 @@ class FlightRecord:
     """Writes the record of one rank, for tools without the dispatcher. The time is written last and cleared first."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = path_of(folder, rank).open("w+b")
-        self._file.truncate(SIZE)
-        self._memory = mmap.mmap(self._file.fileno(), SIZE)
+        with path_of(folder, rank).open("w+b") as file:
+            file.truncate(SIZE)
+            self._memory = mmap.mmap(file.fileno(), SIZE)
         self._calls = 0
 
     def begin(self, artifact: str, epoch: int, now_ns: int) -> None:
@@ -91,7 +91,6 @@ class FlightRecord:
 
     def close(self) -> None:
         self._memory.close()
-        self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -173,6 +173,7 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         "DATA_DIR": str(folder / "data"),
         "DRAIN_TIMEOUT_S": "30",
         "HOLD_TIMEOUT_S": "400",  # a change of numerics waits a tenth of it for streams: noisy cores
+        "HANG_TIMEOUT_S": "8",
         "NATS__URL": settings.url,
         "NATS__USER": settings.user or "",
         "NATS__PASSWORD": settings.password.get_secret_value(),

@@ -177,6 +177,14 @@ async def test_what_cannot_go_on_ends_with_an_error_that_says_why(
         assert await answer(made.fronts[0], sampled(kind)) == await undisturbed(config, sampled(kind))
 
 
+async def test_a_lossy_kernel_meets_no_request_that_began_without_it(config: Any) -> None:
+    async with fleet(config) as made:
+        front = made.open(5)
+        front.numerics = "a lossy revision"
+        with pytest.raises(CannotContinue, match="lossy"):
+            await answer(front, sampled(KINDS[1]))
+
+
 async def test_without_a_token_everything_is_sent_again(config: Any) -> None:
     grammar = StructuredOutputsParams(json_object=True)
     sampling = sampled(KINDS[1], structured_outputs=grammar, presence_penalty=0.5)

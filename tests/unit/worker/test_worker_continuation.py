@@ -13,6 +13,7 @@ BEGUN_ENDS = {
     "presence_penalty": (0.1, "presence_penalty"),
     "frequency_penalty": (-0.5, "frequency_penalty"),
     "structured": (True, "grammar"),
+    "other_numerics": (True, "lossy"),
     "bad_phrases": (True, "bad_words"),
     "thinking_budget": (True, "thinking_token_budget"),
     "repetition_detection": (True, "repetition_detection"),

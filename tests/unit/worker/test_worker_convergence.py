@@ -38,6 +38,7 @@ from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.change import Plan
+from polymorph.worker.faults import Fault, Faults
 from polymorph.worker.leasing import HostLeasing
 
 KERNEL = Path(__file__).parents[1] / "engine" / "packed_gemm.cpp"
@@ -124,6 +125,9 @@ class Seated:
     def runs(self, revision: str) -> None:
         self.revision = revision
 
+    def launch_of(self, revision: str) -> None:
+        """Launched by nobody."""
+
 
 class AsAlways:
     """Settings that never change. `running` requests are in flight: nothing settles while there are any."""
@@ -165,12 +169,14 @@ class House:
         self.trust.add(self.evaluator.public, Role.EVALUATOR)
         self.engine = OneLayer()
         self.changes = AsAlways()
+        self.faults = Faults(folder / "faults.json", "p", "w", SystemClock())
         self.convergence = Convergence(
             "p",
             "w",
             Fence("p", self.trust, remember=self._remember),
             Seated(self.engine),
             self.changes,
+            self.faults,
             self._loader,
             SystemClock(),
         )
@@ -628,3 +634,62 @@ async def test_reordered_kernels_come_as_the_pool_says(
     await house.answer(1)
     assert bool(house.changes.settlings) is settles
     assert house.engine.salts == []
+
+
+async def test_what_crashed_here_is_left_for_what_served_before_and_not_taken_again(house: House) -> None:
+    good, bad = await house.binding("-DREFUSES_ABOVE=11"), await house.binding("-DREFUSES_ABOVE=12")
+    await house.desire(1, good)
+    await _told(house, "loaded", 1)
+    await house.desire(2, bad)
+    await _told(house, "loaded", 2)
+    work = house.convergence.at_work(bad.artifact)
+    assert (work.generation, work.definition, work.leavable) == (2, DEFINITION, True)
+    assert house.convergence.at_work(None).revision == work.revision
+    house.faults.add(_fault(bad.artifact, work.revision))
+    house.convergence.retreat()
+    assert [each.artifact for each in house.convergence.loaded.bindings] == [good.artifact]
+    assert await house.convergence.restore(house.engine) == house.convergence.revision.revision  # type: ignore[arg-type]
+    assert _engaged(house) == [good.artifact]
+    assert "in quarantine" in (await _told(house, "refused", 2))["reason"]
+    assert _engaged(house) == [good.artifact]
+
+
+async def test_a_kernel_that_comes_into_quarantine_is_dropped_at_once(house: House) -> None:
+    good, bad = await house.binding("-DREFUSES_ABOVE=13"), await house.binding("-DREFUSES_ABOVE=14")
+    await house.desire(1, good)
+    await _told(house, "loaded", 1)
+    await house.desire(2, bad)
+    await _told(house, "loaded", 2)
+    watching = asyncio.create_task(house.faults.watch(house.bus))
+    await house.bus.kv_put(topology.QUARANTINE, bad.artifact, b"it crashed elsewhere")
+    await _until_engaged(house, good.artifact)
+    watching.cancel()
+
+
+async def test_a_revision_that_was_left_is_refused_with_the_reason(house: House) -> None:
+    kernel = await house.binding("-DREFUSES_ABOVE=15")
+    house.faults.leave("r1", "3 engines died under it")
+    await house.desire(1, kernel)
+    assert (await _told(house, "refused", 1))["reason"] == "3 engines died under it"
+
+
+def _fault(artifact: str, revision: str) -> Fault:
+    return Fault(
+        artifact=artifact,
+        definition=DEFINITION,
+        how="crash",
+        evidence="It ended inside call 3.",
+        revision=revision,
+        generation=2,
+        at=SystemClock().now(),
+    )
+
+
+async def _told(house: House, kind: str, generation: int) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        async for record in house.bus.events(after="0-0"):
+            if isinstance(record, StreamRecord) and record.envelope.type.split(".")[3] == kind:
+                data: dict[str, Any] = record.envelope.data
+                if data["generation"] == generation:
+                    return data
+    raise AssertionError("the stream ended")

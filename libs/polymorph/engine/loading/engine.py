@@ -151,8 +151,11 @@ class SlottedEngine:
             "prompt_token_ids": [(self._requests * 31 + position) % vocabulary for position in range(length)]
         }
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        async for _ in self.llm.generate(prompt, sampling, request_id=f"{SELF_PREFIX}{self._requests}"):
-            pass
+        try:
+            async for _ in self.llm.generate(prompt, sampling, request_id=f"{SELF_PREFIX}{self._requests}"):
+                pass
+        except self._dead as error:
+            raise Retryable(f"the engine died under a request of our own: {error}") from error
 
     async def _call(self, method: str, **keywords: Any) -> dict[str, Any]:
         """The first rank's answer."""

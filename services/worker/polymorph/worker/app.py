@@ -27,7 +27,10 @@ from polymorph.worker.changing import Changing
 from polymorph.worker.control_plane import ControlPlane, Serving
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.change import GIB
+from polymorph.worker.elsewhere import Elsewhere
+from polymorph.worker.faults import Faults
 from polymorph.worker.leasing import HostLeasing
+from polymorph.worker.recovery import Recovery
 from polymorph.worker.registry import HEARTBEAT_S, Registry
 from polymorph.worker.rolling import Rolling
 from polymorph.worker.seat import Seat
@@ -37,7 +40,7 @@ from polymorph.worker.switchboard import Switchboard
 from polymorph.worker.telling import Telling
 
 _log = logging.getLogger(__name__)
-_HEALTH_S = 1.0
+_LAST_WORDS_S = 5.0
 
 
 class Worker:
@@ -55,7 +58,9 @@ class Worker:
         self._convergence: Convergence | None = None
         self._telling = Telling(self._pool, settings.worker_id, clock, self._revision)
         self._switchboard = Switchboard(settings.hold_timeout_s)
-        seating = Seating(self._telling, clock, settings.log_level)
+        self._elsewhere = Elsewhere(self._switchboard)
+        flights = settings.data_dir / "flights" / settings.worker_id
+        seating = Seating(self._telling, clock, settings.log_level, flights)
         self._seats = Seats(self._switchboard, seating.open, seating.close, clock)
         launch = settings.launch()
         self._launch = launch if self._tuned else launch.without_slots()
@@ -87,23 +92,25 @@ class Worker:
         self, sock: socket.socket, plane: ControlPlane, registry: Registry, stop: asyncio.Event
     ) -> None:
         serving = await self._wired(plane, registry)
-        server = HttpServer(self._switchboard, sock, self._settings.drain_timeout_s)
+        server = HttpServer(self._elsewhere, sock, self._settings.drain_timeout_s)
         running = asyncio.create_task(server.run())
-        dying = asyncio.create_task(self._until_dead())
+        recovering = asyncio.create_task(self._recovery(serving).run())
         stopping = asyncio.create_task(stop.wait())
         await server.started()
         self._state = "ready"
         plane.serve(serving)
         _log.info("%s serves %s", self._settings.url(), self._settings.served_name())
-        await asyncio.wait({running, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, recovering, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not stop.is_set():
             server.stop()
-            raise Fatal("the engine died" if dying.done() else "the HTTP server ended")
-        dying.cancel()
+            await asyncio.wait({running}, timeout=_LAST_WORDS_S)
+            await _ended(recovering)
+            raise Fatal("the HTTP server ended")
         await self._drain(plane.bus, registry, serving.leasing)
         server.stop()
         await running
+        await _ended(recovering)
         await serving.telling.flush_last(plane.bus)
         if plane.bus is not None:
             await registry.remove(plane.bus)
@@ -153,8 +160,14 @@ class Worker:
             self._pool, settings.worker_id, self._clock, lambda: plane.bus, leaving, settings.hold_timeout_s
         )
         changing = Changing(self._seats, self._launch, rolling, int(settings.spare_gib * GIB))
+        faults = Faults(
+            settings.data_dir / f"faults-{settings.worker_id}.json",
+            self._pool,
+            settings.worker_id,
+            self._clock,
+        )
         self._convergence = Convergence(
-            self._pool, settings.worker_id, fence, self._seats, changing, loader_for, self._clock
+            self._pool, settings.worker_id, fence, self._seats, changing, faults, loader_for, self._clock
         )
         self._convergence.loaded = dataclasses.replace(
             self._convergence.loaded, receipt=await changing.now() if self._tuned else None
@@ -175,11 +188,19 @@ class Worker:
             settings.data_dir.resolve() / "captures",
             self._clock,
         )
-        return Serving(self._seats, self._convergence, leasing, self._telling, capturing, tuned=self._tuned)
+        return Serving(
+            self._seats, self._convergence, faults, leasing, self._telling, capturing, tuned=self._tuned
+        )
 
-    async def _until_dead(self) -> None:
-        while self._seats.alive:
-            await self._clock.sleep(_HEALTH_S)
+    def _recovery(self, serving: Serving) -> Recovery:
+        return Recovery(
+            self._seats,
+            serving.convergence,
+            serving.faults,
+            self._clock,
+            hang_timeout_s=self._settings.hang_timeout_s,
+            send_back=self._elsewhere.send_back,
+        )
 
     def _revision(self) -> str:
         return self._convergence.revision.revision if self._convergence is not None else "empty"
@@ -218,3 +239,10 @@ class Worker:
                 "hits": hits(self._telling.counted, engaged),
             }
         )
+
+
+async def _ended(recovering: "asyncio.Task[None]") -> None:
+    """Raises what it ended with."""
+    recovering.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await recovering

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from polymorph.bus.errors import Retryable
 from polymorph.engine.launch import EngineLaunch, on_cpu
 from polymorph.engine.loading.admission import Refused
 from polymorph.events.values import EngineSettings, Revision, Way
@@ -91,7 +92,7 @@ class Changing:
         slots = self._base.slots if revision.slots is None else revision.slots
         seat = self._seats.current
         if seat is None:
-            raise Refused("no engine runs that could change")
+            raise Retryable("the engine is being restarted")
         running = await self._running(seat)
         room = await asyncio.to_thread(self._room, seat, settings)
         return plan(running, settings, slots, room=room, generation=generation)

@@ -14,6 +14,7 @@ from polymorph.engine.loading.counters import Counters
 from polymorph.events.requests import CaptureInputs, ControlSlots, LeaseHost, PlanChange
 from polymorph.worker.capturing import Capturing
 from polymorph.worker.convergence import Convergence
+from polymorph.worker.faults import Faults
 from polymorph.worker.handlers import Asked
 from polymorph.worker.leasing import HostLeasing
 from polymorph.worker.registry import Registry
@@ -32,6 +33,7 @@ class Serving:
         self,
         seats: Seats,
         convergence: Convergence,
+        faults: Faults,
         leasing: HostLeasing,
         telling: Telling,
         capturing: Capturing,
@@ -40,6 +42,7 @@ class Serving:
     ) -> None:
         self.seats = seats
         self.convergence = convergence
+        self.faults = faults
         self.leasing = leasing
         self.telling = telling
         self.capturing = capturing
@@ -53,6 +56,8 @@ class Serving:
             tasks.create_task(self._report(bus, clock))
             if self.tuned:
                 tasks.create_task(self.leasing.watch(bus))
+                tasks.create_task(self.faults.tell(bus))
+                tasks.create_task(self.faults.watch(bus))
                 tasks.create_task(self.convergence.watch(bus))
                 tasks.create_task(self.convergence.run(bus))
             await asyncio.Event().wait()

@@ -4,26 +4,28 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 from weakref import WeakKeyDictionary
 
 from polymorph.bus import topology
-from polymorph.bus.errors import BusError, NotFound
+from polymorph.bus.errors import BusError
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
+from polymorph.engine.launch import EngineLaunch
 from polymorph.engine.loading.admission import Fence, Refused, check_named
 from polymorph.engine.loading.loader import Loaded, Loader
 from polymorph.engine.loading.target import target
-from polymorph.events.state import EMPTY, DesiredState, Quarantine, Reordered
-from polymorph.events.types import WorkerLoaded, WorkerRefused
+from polymorph.events.state import EMPTY, DesiredState, Reordered
 from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
-from polymorph.worker.changing import Changes, Receipt
+from polymorph.worker.changing import Changes
 from polymorph.worker.domain.change import Plan
 from polymorph.worker.domain.numerics import identity, waits_for
+from polymorph.worker.faults import Faults
 from polymorph.worker.loading import InForce
+from polymorph.worker.reports import Reports
 from polymorph.worker.seats import Engines
+from polymorph.worker.served import AtWork, Served, kernels
 
 _log = logging.getLogger(__name__)
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -43,6 +45,7 @@ class Convergence:
         fence: Fence,
         engines: Engines,
         changes: Changes,
+        faults: Faults,
         loader_for: LoaderFor,
         clock: Clock,
     ) -> None:
@@ -51,13 +54,16 @@ class Convergence:
         self._fence = fence
         self._engines = engines
         self._changes = changes
+        self._faults = faults
+        self._served = Served(faults)
         self._loader_for = loader_for
         self._clock = clock
         self._desired: DesiredState | None = None
         self._refused: set[tuple[int, str]] = set()
-        self._told_refusals: set[tuple[int, str, str]] = set()
+        self._reports = Reports(pool, worker_id, clock)
         self._told = -1
         self._news = asyncio.Event()
+        faults.on_news = self._news.set
         self._change = asyncio.Lock()
         self.standing = asyncio.Lock()
         """Held by whoever changes or pauses the engine that serves."""
@@ -181,7 +187,7 @@ class Convergence:
         try:
             self._fence.admit(desired)
         except Refused as refusal:
-            await self._refuse(bus, desired.generation, desired.stable.revision, str(refusal))
+            await self._reports.refused(bus, desired.generation, desired.stable.revision, str(refusal))
             return
         if self._desired is None or desired.generation > self._desired.generation:
             self._desired = desired
@@ -189,6 +195,8 @@ class Convergence:
 
     async def _converge(self, bus: Bus) -> None:
         await self._settled()
+        if self._faults.banned(kernels(self.revision)):
+            self.retreat()
         if self._unsure:
             await self._restore()
         desired = self._desired
@@ -201,18 +209,21 @@ class Convergence:
         if goal.revision != self.revision.revision:
             try:
                 check_named(goal)
-                quarantined = await _quarantined(bus, goal)
+                quarantined = await self._faults.against(bus, goal)
                 await self._load(bus, goal, desired.generation, quarantined)
             except Refused as refusal:
                 if self._unsure:
                     await self._restore()
                 self._refused.add((desired.generation, goal.revision))
-                await self._refuse(bus, desired.generation, goal.revision, str(refusal))
+                await self._reports.refused(bus, desired.generation, goal.revision, str(refusal))
                 return
         self._told = desired.generation
-        await self._tell_loaded(bus, desired.generation, self._clock.monotonic() - began)
+        load_s = self._clock.monotonic() - began
+        await self._reports.loaded(bus, desired.generation, self.loaded, load_s)
 
     async def _load(self, bus: Bus, goal: Revision, generation: int, quarantined: set[str]) -> None:
+        self._faults.check(goal)
+        self._served.trying = goal
         plan = await self._changes.plan(goal, generation)
         if plan.new_engine:
             # Begun, it goes on though the bus be lost: between two engines there is nothing to go back to.
@@ -293,9 +304,36 @@ class Convergence:
         self._runs(InForce.of(loaded, receipt))
 
     def _runs(self, loaded: InForce) -> None:
+        self._served.add(self.loaded)
         self.loaded = loaded
         self._engines.runs(loaded.revision.revision)
         self._unsure = False
+
+    def at_work(self, artifact: str | None) -> AtWork:
+        """What an engine that is dead now was doing, where `artifact` was being called."""
+        ran = self._served.at_work(self.revision, artifact, unsure=self._unsure)
+        return AtWork.of(self._desired.generation if self._desired else 0, ran, artifact)
+
+    def retreat(self) -> EngineLaunch | None:
+        """Back to the last revision that served and has nothing that is banned; it is engaged by `restore`, or with the
+        next pass. Returns how its engine was launched.
+        """
+        good = self._served.last_good(self.loaded) or _NOTHING
+        if good is not self.loaded:
+            _log.warning("back from %s to %s", self.revision.revision, good.revision.revision)
+        self.loaded = good
+        self._unsure = True
+        self._news.set()
+        return self._engines.launch_of(self.revision.revision)
+
+    async def restore(self, engine: Engine) -> str:
+        """Makes a new engine run what is loaded, before requests come to it; returns the revision."""
+        async with self._change, self.standing:
+            self._stay()
+            await engine.engage(self.loaded.bindings)
+            await self._salted(engine, self.revision)
+            self._unsure = False
+            return self.revision.revision
 
     async def _settled(self) -> None:
         """Waits for a change that went on while the bus was away; what it failed with is found again."""
@@ -309,80 +347,3 @@ class Convergence:
             Refused: this worker would not.
         """
         return await self._changes.plan(revision, self.generation)
-
-    async def _tell_loaded(self, bus: Bus, generation: int, load_s: float) -> None:
-        loaded = self.loaded
-        _log.info(
-            "generation %d: runs %s with %d kernels, %d calls served, engine stood still for %.3f s of %.1f s",
-            generation,
-            loaded.revision.revision,
-            len(loaded.bindings),
-            loaded.served_calls,
-            loaded.paused_s,
-            load_s,
-        )
-        await _until_told(
-            lambda: bus.publish(
-                WorkerLoaded(
-                    pool=self._pool,
-                    worker_id=self._worker_id,
-                    generation=generation,
-                    revision=loaded.revision.revision,
-                    kernels=tuple(binding.artifact for binding in loaded.bindings),
-                    served_calls=loaded.served_calls,
-                    served=dict(loaded.served),
-                    load_s=load_s,
-                    paused_s=loaded.paused_s,
-                    **_told(loaded.receipt),
-                )
-            ),
-            self._clock,
-        )
-
-    async def _refuse(self, bus: Bus, generation: int, revision: str, reason: str) -> None:
-        if (generation, revision, reason) in self._told_refusals:
-            return
-        self._told_refusals.add((generation, revision, reason))
-        _log.error("refused %s of generation %d: %s", revision, generation, reason)
-        await _until_told(
-            lambda: bus.publish(
-                WorkerRefused(
-                    pool=self._pool,
-                    worker_id=self._worker_id,
-                    generation=generation,
-                    revision=revision,
-                    reason=reason,
-                )
-            ),
-            self._clock,
-        )
-
-
-def _told(receipt: Receipt | None) -> dict[str, Any]:
-    if receipt is None:
-        return {}
-    return {"settings": receipt.settings, "way": receipt.way, "stood_s": receipt.stood_s}
-
-
-async def _until_told(publish: Callable[[], Awaitable[int]], clock: Clock) -> None:
-    """The fact stands whether or not the bus is there: tell it when it is back. Ids are deterministic: once."""
-    while True:
-        try:
-            await publish()
-        except BusError as error:
-            _log.info("not told yet: %s", error)
-            await clock.sleep(_RETRY_S[2])
-        else:
-            return
-
-
-async def _quarantined(bus: Bus, revision: Revision) -> set[str]:
-    found = set()
-    for artifact in {kernel.artifact for kernel in revision.kernels}:
-        try:
-            entry = await bus.kv_get(topology.QUARANTINE, artifact)
-        except NotFound:
-            continue
-        if entry.value is not None and Quarantine.model_validate_json(entry.value).artifact == artifact:
-            found.add(artifact)
-    return found

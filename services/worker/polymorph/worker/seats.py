@@ -37,6 +37,10 @@ class Engines(Protocol):
         """Says which revision that engine runs from now on."""
         ...
 
+    def launch_of(self, revision: str) -> EngineLaunch | None:
+        """How the engine was launched that ran `revision` last; None where none did."""
+        ...
+
 
 class EngineNotStarted(RuntimeError):
     """An engine does not start with these settings; the text says why."""
@@ -53,6 +57,7 @@ class Seats:
         self._opening = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
         self._bare = False
+        self._launches: dict[str, EngineLaunch] = {}
         self.living: list[Seat] = []
         self.changes = 0
         """How often newcomers went to another seat."""
@@ -79,6 +84,11 @@ class Seats:
     def runs(self, revision: str) -> None:
         if self.current is not None:
             self.current.revision = revision
+            self._launches[revision] = self.current.launch
+
+    def launch_of(self, revision: str) -> EngineLaunch | None:
+        """How the engine was launched that ran `revision` last; None where none did."""
+        return self._launches.get(revision)
 
     async def open(self, launch: EngineLaunch) -> Seat:
         """Starts another engine beside those that live; no request goes to it yet.
@@ -106,7 +116,12 @@ class Seats:
     def seat(self, seat: Seat) -> Seat | None:
         """Newcomers go to `seat`; returns the seat that had them before, which is now to be drained."""
         self.changes += 1
+        self._launches[seat.revision] = seat.launch
         return self._switchboard.seat(seat)
+
+    def vacate(self) -> None:
+        """No seat takes requests, so that newcomers wait."""
+        self._switchboard.seat(None)
 
     async def drained(self, seat: Seat, limit_s: float | None = None) -> bool:
         """Waits until nothing is in flight in `seat`; False where that took longer than `limit_s`.
@@ -176,7 +191,9 @@ class Seats:
             except EngineNotStarted:
                 self._bare = True
                 raise
-            self.seat(new)
+            before = self.seat(new)
+            if before is not None and before is not seat:  # recovery has seated one meanwhile
+                self.retire(before)
             return new
 
     async def close(self) -> None:

@@ -65,6 +65,9 @@ class WorkerSettings(ServiceSettings):
         default="", description="digests of compilers whose kernels are taken, with commas; empty takes any"
     )
     drain_timeout_s: float = Field(default=60.0, ge=0)
+    hang_timeout_s: float = Field(
+        default=20.0, gt=0, description="a kernel call that takes longer is ended with its engine"
+    )
     hold_timeout_s: float = Field(
         default=120.0, gt=0, description="how long newcomers wait while the engine is replaced, before a 503"
     )

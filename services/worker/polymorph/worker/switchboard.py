@@ -5,6 +5,7 @@ import json
 import math
 
 from polymorph.engine.provenance import naming
+from polymorph.events.headers import ELSEWHERE, RETRY
 from polymorph.worker.seat import Receive, Scope, Seat, Send
 
 _LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -26,6 +27,11 @@ class Switchboard:
     @property
     def held(self) -> bool:
         return self._holds > 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether newcomers would wait."""
+        return not self._open.is_set()
 
     def hold(self) -> None:
         """Newcomers wait from now on, until each hold was released."""
@@ -54,7 +60,7 @@ class Switchboard:
             return
         seat = await self._seat_for(scope)
         if seat is None:
-            await _send_away(scope, send, self._hold_s)
+            await send_away(scope, send, self._hold_s)
             return
         with seat.serving():
             await seat.app(scope, receive, naming(send, seat.revision))
@@ -75,7 +81,8 @@ class Switchboard:
         return self.current
 
 
-async def _send_away(scope: Scope, send: Send, retry_after_s: float) -> None:
+async def send_away(scope: Scope, send: Send, retry_after_s: float) -> None:
+    """503: this worker lives and has no engine at this moment; another may take the request."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1013})
         return
@@ -88,6 +95,7 @@ async def _send_away(scope: Scope, send: Send, retry_after_s: float) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
+        (RETRY, ELSEWHERE),
         (b"retry-after", str(max(1, math.ceil(min(retry_after_s, 30.0)))).encode()),
     ]
     await send({"type": "http.response.start", "status": 503, "headers": headers})

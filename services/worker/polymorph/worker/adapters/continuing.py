@@ -7,6 +7,7 @@ goes on, and a stop string may lie across the seam.
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestState
 
+from polymorph.engine.loading.rows import SELF_PREFIX
 from polymorph.worker.adapters.interrupted import (
     died_again,
     families,
@@ -50,6 +52,8 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         self.recovers = False
         self.seeds_resume = False
         """Whether the engine can bring a seeded request's generator to where another had it."""
+        self.numerics: str | None = None
+        """Of the lossy revision that it runs; None where outputs are as without any."""
         self.on_death: Callable[[], None] = _nothing
         """Called in the event loop when the engine is found dead."""
         self.on_outcome: Callable[[bool], None] = _nothing
@@ -84,15 +88,15 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         """Whether a request that comes here now is lost: it is not while a successor is there or on its way."""
         return self.dead and (self._abandoned or not self.recovers)
 
-    async def add_request(self, *arguments: Any, **named: Any) -> Any:
-        if not self.dead:
-            try:
-                return await super().add_request(*arguments, **named)
-            except EngineDeadError:
-                if not self.recovers:
-                    raise
-        heir = await self._inheritor()
-        return await heir.add_request(*arguments, **named)
+    async def add_request(self, request_id: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            if not self.dead:
+                return await super().add_request(request_id, *arguments, **named)
+        except EngineDeadError:
+            if not self.recovers:
+                raise
+        heir = await self._inheritor(request_id)
+        return await heir.add_request(request_id, *arguments, **named)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any, **named: Any) -> None:
         try:
@@ -117,6 +121,10 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
             await self._heir.abort(ids, internal)
 
     # --- what the worker does ---
+
+    def listen(self) -> None:
+        """Reads answers from now on, also where no request has come yet: so its end is noticed."""
+        self._run_output_handler()
 
     async def succeed(self, heir: "ContinuingLLM") -> None:
         """Interrupted requests go on in `heir`, and so does whatever comes here later."""
@@ -143,20 +151,33 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         else:
             for state in self.output_processor.request_states.values():
                 state.queue.put(error)
+        self._fail_calls()
         self.on_death()
+
+    def _fail_calls(self) -> None:
+        """VLLM lets a call of a dead engine wait for ever."""
+        for answer in getattr(self.engine_core, "utility_results", {}).values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError())
+                answer.exception()  # whoever waits is told; nobody may
 
     def _orphan(self) -> None:
         processor = self.output_processor
-        self._orphans.update(processor.request_states)
+        for own, state in processor.request_states.items():
+            if state.external_req_id.startswith(SELF_PREFIX):
+                # The worker asked it of this engine: another one's answer says nothing.
+                state.queue.put(EngineDeadError())
+            else:
+                self._orphans[own] = state
         for known in (processor.request_states, processor.external_req_ids, processor.parent_requests):
             known.clear()
 
-    async def _inheritor(self) -> "ContinuingLLM":
-        if self.recovers:
+    async def _inheritor(self, request_id: str) -> "ContinuingLLM":
+        if self.recovers and not request_id.startswith(SELF_PREFIX):
             await self._decided.wait()
-        if self._heir is None:
-            raise EngineDeadError
-        return self._heir
+            if self._heir is not None:
+                return self._heir
+        raise EngineDeadError
 
     def _disown(self, ids: list[str], *, internal: bool) -> None:
         """Its client left while there was no engine."""
@@ -167,7 +188,9 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
 
     async def _continue(self, family: list[RequestState], heir: "ContinuingLLM") -> None:
         """All sequences of one request, or none."""
-        plans = [continuation(interrupted(state, heir.model_config, heir.seeds_resume)) for state in family]
+        found = [interrupted(state, heir.model_config, heir.seeds_resume) for state in family]
+        same = self.numerics == heir.numerics
+        plans = [continuation(dataclasses.replace(each, other_numerics=not same)) for each in found]
         reason = next((plan.reason for plan in plans if isinstance(plan, End)), None)
         if reason is not None:
             self._end(family, reason)

@@ -10,7 +10,7 @@ _KIB = 1024
 
 def held_by(pids: Iterable[int], proc: Path = _PROC) -> int:
     """Bytes that these processes and all below them hold, pages that are shared counted by their share."""
-    return sum(_proportional(proc / str(pid)) for pid in _with_children(set(pids), proc))
+    return sum(_proportional(proc / str(pid)) for pid in with_children(set(pids), proc))
 
 
 def available(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
@@ -24,7 +24,8 @@ def available(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     return free if limit == "max" else max(0, min(free, int(limit) - int(used) + reclaimable))
 
 
-def _with_children(pids: set[int], proc: Path) -> set[int]:
+def with_children(pids: set[int], proc: Path = _PROC) -> set[int]:
+    """These processes and all below them."""
     found: set[int] = set()
     waiting = list(pids)
     while waiting:

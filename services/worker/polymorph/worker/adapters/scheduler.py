@@ -57,6 +57,7 @@ class Scheduler:
     async def salt(self, revision: str | None) -> None:
         """From now on no request reads prefix cache that was written under another revision."""
         await self._checked(SALT_CALL, revision)
+        self._llm.numerics = revision
 
     def _noted(self, document: Mapping[str, Any]) -> InForce:
         force = InForce.of(document)

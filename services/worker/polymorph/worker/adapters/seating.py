@@ -4,10 +4,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from polymorph.config.clock import Clock
+from polymorph.engine import resume
 from polymorph.engine.dispatcher.build import DispatcherBuildError, ensure_built
+from polymorph.engine.flight import FLIGHT_VARIABLE
 from polymorph.engine.launch import EngineLaunch
 from polymorph.engine.support import Verdict
 from polymorph.telemetry.log import configure
@@ -23,12 +28,14 @@ _PROGRESS_S = 15.0
 
 
 class Seating:
-    """Opens and closes seats of one worker."""
+    """Opens and closes seats of one worker. `flights` is a folder of this worker alone."""
 
-    def __init__(self, telling: Telling, clock: Clock, log_level: str) -> None:
+    def __init__(self, telling: Telling, clock: Clock, log_level: str, flights: Path) -> None:
         self._telling = telling
         self._clock = clock
         self._log_level = log_level
+        self._flights = flights.resolve()
+        shutil.rmtree(self._flights, ignore_errors=True)  # of an earlier run, whose engines ended with it
         self._lifespans: dict[Seat, contextlib.AsyncExitStack] = {}
 
     async def open(self, launch: EngineLaunch) -> Seat:
@@ -47,6 +54,8 @@ class Seating:
         """Ends the engine and its application."""
         stack = self._lifespans.pop(seat, None)
         await asyncio.to_thread(seat.engine.stop)
+        if seat.engine.flight is not None:
+            shutil.rmtree(seat.engine.flight, ignore_errors=True)
         self._telling.close(seat.sink)
         if stack is not None:
             await stack.aclose()
@@ -55,13 +64,21 @@ class Seating:
         if launch.slots:
             await asyncio.to_thread(_built)
         # A new engine's processes inherit these; one that runs has read its own.
-        os.environ.update(launch.environment())
+        flight = self._flight()
+        os.environ.update(launch.environment() | {FLIGHT_VARIABLE: str(flight)})
         starting = asyncio.ensure_future(asyncio.to_thread(Engine.start, launch, sink))
         began = self._clock.monotonic()
         while not starting.done():
             _log.info("%s", start_told(self._clock.monotonic() - began))
             await asyncio.wait({starting}, timeout=_PROGRESS_S)
-        return await starting
+        engine = await starting
+        engine.flight = flight
+        engine.serve(seeds_resume=resume.supported(flight))
+        return engine
+
+    def _flight(self) -> Path:
+        self._flights.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self._flights))
 
     async def _seat(self, engine: Engine, launch: EngineLaunch, sink: Any) -> Seat:
         stack = contextlib.AsyncExitStack()

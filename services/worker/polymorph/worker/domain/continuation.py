@@ -22,6 +22,7 @@ class Interrupted:
     seeds_resume: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    other_numerics: bool = False
     structured: bool = False
     bad_phrases: bool = False
     thinking_budget: bool = False
@@ -85,6 +86,7 @@ def _once_begun(request: Interrupted) -> str | None:
     if request.presence_penalty or request.frequency_penalty:
         return "presence_penalty and frequency_penalty count its output alone"
     for holds, reason in (
+        (request.other_numerics, "a lossy kernel had computed it, or would go on with it"),
         (request.structured, "its output follows a grammar, which began with its first token"),
         (request.bad_phrases, "bad_words of several tokens are found in its output alone"),
         (request.thinking_budget, "thinking_token_budget counts its output alone"),

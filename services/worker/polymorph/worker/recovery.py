@@ -1,0 +1,191 @@
+"""From an engine that died or hangs to the next one: the kernel blamed and left, requests handed over."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from polymorph.bus.errors import BusError, Fatal
+from polymorph.config.clock import Clock
+from polymorph.engine.flight import Flight, in_flight
+from polymorph.engine.launch import EngineLaunch
+from polymorph.engine.loading.admission import Refused
+from polymorph.worker.adapters import metrics
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.domain.deaths import UNDER_ONE, WITHIN_S, Deaths
+from polymorph.worker.domain.hanging import Hanging, blamed
+from polymorph.worker.faults import Fault, Faults
+from polymorph.worker.seat import Seat
+from polymorph.worker.seats import EngineNotStarted, Seats
+from polymorph.worker.served import AtWork
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.25
+_STARTS = 3
+_START_PAUSE_S = 5.0
+_RESTORE_S = 60.0
+
+How = Literal["crash", "hang"]
+
+
+class LastGood(Protocol):
+    """Whoever knows which revisions served."""
+
+    def at_work(self, artifact: str | None) -> AtWork: ...
+
+    def retreat(self) -> EngineLaunch | None:
+        """Makes the last revision that served, and has nothing that is banned, the one to run; how it is launched,
+        where that is known.
+        """
+        ...
+
+    async def restore(self, engine: Engine) -> str:
+        """Makes a new engine run it, before requests come to it; returns its name."""
+        ...
+
+
+class Recovery:
+    """Watches every engine that lives; `run` ends with `Fatal` where none can be had any more."""
+
+    def __init__(
+        self,
+        seats: Seats,
+        last_good: LastGood,
+        faults: Faults,
+        clock: Clock,
+        *,
+        hang_timeout_s: float,
+        send_back: Callable[[], None],
+    ) -> None:
+        self._seats = seats
+        self._last_good = last_good
+        self._faults = faults
+        self._clock = clock
+        self._hang_timeout_s = hang_timeout_s
+        self._send_back = send_back
+        self._deaths = Deaths()
+        self._hanging: dict[Seat, Hanging] = {}
+        self._dead: set[Seat] = set()
+        self._lost: list[Seat] = []
+        """Dead, with requests that wait for a successor."""
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        try:
+            looked = self._clock.monotonic()
+            while True:
+                await self._clock.sleep(_LOOK_S)
+                now = self._clock.monotonic()
+                # A look that came late was kept from looking: what it missed it has not seen.
+                await self._look(min(now - looked, 2 * _LOOK_S))
+                looked = self._clock.monotonic()
+        finally:
+            for seat in self._lost:
+                seat.engine.give_up("the worker ends")
+
+    async def _look(self, elapsed_s: float) -> None:
+        self._dead.intersection_update(self._seats.living)
+        living = [seat for seat in self._seats.living if seat not in self._dead]
+        self._hanging = {seat: self._hanging.get(seat) or Hanging(self._hang_timeout_s) for seat in living}
+        for seat in living:
+            flights = in_flight(seat.engine.flight) if seat.engine.flight is not None else ()
+            if not seat.engine.alive:
+                await self._recover(seat, "crash", blamed(flights))
+            elif (hung := self._hanging[seat].look(flights, elapsed_s)) is not None:
+                await self._recover(seat, "hang", hung)
+        if self._seats.current is None and not self._seats.alive:
+            raise Fatal("no engine is left")
+
+    async def _recover(self, seat: Seat, how: How, flight: Flight | None) -> None:
+        began = self._clock.monotonic()
+        serves = self._seats.current is seat
+        if serves:
+            self._seats.vacate()
+            self._send_back()
+        metrics.ENGINE_DEATHS.labels(how, "nobody" if flight is None else "kernel").inc()
+        self._dead.add(seat)
+        self._lost.append(seat)
+        await seat.engine.kill()
+        work = self._last_good.at_work(None if flight is None else flight.artifact)
+        self._judge(work, how, flight)
+        if serves:
+            await self._start(seat, work, blamed=flight is not None)
+            metrics.RECOVERY_S.observe(self._clock.monotonic() - began)
+        await self._hand_over()
+
+    def _judge(self, work: AtWork, how: How, flight: Flight | None) -> None:
+        if flight is None:
+            _log.error("the engine of %s died, and no kernel was being called", work.revision)
+            return
+        evidence = _evidence(flight, how, self._hang_timeout_s)
+        _log.error("artifact %s of %s had a %s. %s", flight.artifact[:12], work.definition, how, evidence)
+        self._faults.add(
+            Fault(
+                artifact=flight.artifact,
+                definition=work.definition,
+                how=how,
+                evidence=evidence,
+                revision=work.revision,
+                generation=work.generation,
+                at=self._clock.now(),
+            )
+        )
+
+    async def _start(self, seat: Seat, work: AtWork, *, blamed: bool) -> None:
+        now = self._clock.monotonic()
+        verdict = self._deaths.died(work.revision, blamed=blamed, leavable=work.leavable, now=now)
+        if verdict.leave:
+            minutes = WITHIN_S / 60
+            self._faults.leave(
+                work.revision, f"{UNDER_ONE} engines died under it within {minutes:.0f} minutes"
+            )
+        if verdict.give_up:
+            self._give_up("engines die again and again")
+        await self._clock.sleep(verdict.pause_s)
+        new = await self._opened(self._last_good.retreat() or seat.launch)
+        if self._seats.current is not None:  # a change of settings has seated its own meanwhile
+            self._seats.retire(new)
+            return
+        await self._restored(new)
+        self._seats.seat(new)
+
+    async def _opened(self, launch: EngineLaunch) -> Seat:
+        for attempt in range(1, _STARTS + 1):
+            try:
+                return await self._seats.open(launch)
+            except EngineNotStarted as error:
+                _log.error("start %d of %d: %s", attempt, _STARTS, error)
+                if attempt == _STARTS:
+                    self._give_up(str(error))
+            await self._clock.sleep(_START_PAUSE_S * attempt)
+        raise Fatal("no engine starts")
+
+    async def _restored(self, seat: Seat) -> None:
+        """Without its kernels an engine serves as well, and convergence goes on from there."""
+        try:
+            async with asyncio.timeout(_RESTORE_S):
+                seat.revision = await self._last_good.restore(seat.engine)
+        except (BusError, Refused, TimeoutError) as error:
+            _log.error("the new engine serves without kernels for now: %s", error)
+
+    async def _hand_over(self) -> None:
+        """Requests of all engines that were lost go on in the one that serves."""
+        heir = self._seats.current
+        if heir is None:
+            return
+        lost, self._lost = self._lost, []
+        for seat in lost:
+            await seat.engine.succeed(heir.engine)
+            self._seats.retire(seat)
+
+    def _give_up(self, reason: str) -> None:
+        for seat in self._lost:
+            seat.engine.give_up(reason)
+        raise Fatal(f"the engine died, and no other can be had: {reason}")
+
+
+def _evidence(flight: Flight, how: How, limit_s: float) -> str:
+    call = f"call {flight.calls} of a kernel on rank {flight.rank}, of table {flight.epoch}"
+    if how == "hang":
+        return f"For {limit_s:g} s {call} did not end."
+    return f"The engine's process ended inside {call}."

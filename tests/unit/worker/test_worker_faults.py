@@ -1,0 +1,167 @@
+"""What crashed here: kept, told once, and what the fleet's quarantine adds."""
+
+import asyncio
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polymorph.bus import topology
+from polymorph.bus.errors import Unavailable
+from polymorph.bus.memory import InMemoryBus
+from polymorph.bus.memory_world import MemoryWorld
+from polymorph.config.clock import SystemClock
+from polymorph.events.state import Quarantine
+from polymorph.events.types import WorkerKernelFaulted
+from polymorph.events.values import Revision
+from polymorph.worker.faults import Fault, Faults
+
+A, B = "a" * 64, "b" * 64
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def fault(artifact: str = A, **changes: Any) -> Fault:
+    fields: dict[str, Any] = {
+        "artifact": artifact,
+        "definition": "gemm",
+        "how": "crash",
+        "evidence": "It ended inside call 3.",
+        "revision": "r2",
+        "generation": 2,
+        "at": NOW,
+    }
+    return Fault(**{**fields, **changes})
+
+
+def faults(folder: Path) -> Faults:
+    return Faults(folder / "data" / "faults.json", "chat", "w1", SystemClock())
+
+
+@pytest.fixture
+def bus() -> InMemoryBus:
+    return InMemoryBus("/test", SystemClock(), MemoryWorld())
+
+
+class Away:
+    """A bus that takes nothing the first times."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+        self.told: list[WorkerKernelFaulted] = []
+
+    async def publish(self, event: WorkerKernelFaulted) -> int:
+        if self.fails:
+            self.fails -= 1
+            raise Unavailable("nobody answers")
+        self.told.append(event)
+        return 1
+
+
+async def run_until(work: Any, done: Any) -> None:
+    task = asyncio.ensure_future(work)
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_it_is_kept_over_a_restart_of_the_worker(tmp_path: Path) -> None:
+    first = faults(tmp_path)
+    assert not first.banned([A])
+    first.add(fault())
+    first.leave("r9", "engines died under it")
+    again = faults(tmp_path)
+    assert again.banned([A, B])
+    assert not again.banned([B])
+    assert again.left(Revision(revision="r9")) == "engines died under it"
+    assert again.left(Revision(revision="r2")) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"faults": 3}', "\udcff"])
+def test_a_file_of_no_use_is_told_and_costs_no_start(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data" / "faults.json"
+    path.parent.mkdir()
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    assert faults(tmp_path).artifacts == frozenset()
+    assert "is of no use" in caplog.text
+
+
+def test_a_disk_that_takes_nothing_does_not_keep_the_kernel(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data").write_text("in the way")
+    made = Faults(tmp_path / "data" / "faults.json", "chat", "w1", SystemClock())
+    made.add(fault())
+    assert made.banned([A])
+    assert "cannot be kept" in caplog.text
+
+
+async def test_each_is_told_once_when_there_is_a_bus(tmp_path: Path) -> None:
+    made = faults(tmp_path)
+    made.add(fault())
+    made.add(fault(B, how="hang"))
+    away: Any = Away(fails=2)
+    await run_until(made.tell(away), lambda: len(away.told) == 2)
+    assert [(event.artifact, event.how, event.worker_id) for event in away.told] == [
+        (A, "crash", "w1"),
+        (B, "hang", "w1"),
+    ]
+    await asyncio.sleep(0.3)
+    later: Any = Away(fails=0)
+    restarted = faults(tmp_path)
+    restarted.add(fault("c" * 64))
+    await run_until(restarted.tell(later), lambda: later.told)
+    assert [event.artifact for event in later.told] == ["c" * 64]
+
+
+async def test_the_fleets_quarantine_is_heard_and_its_end_too(tmp_path: Path, bus: InMemoryBus) -> None:
+    made = faults(tmp_path)
+    news: list[frozenset[str]] = []
+    made.on_news = lambda: news.append(made.artifacts)
+    entry = Quarantine(artifact=A, reason="it hung elsewhere", since=NOW)
+    await bus.kv_put(topology.QUARANTINE, A, entry.model_dump_json().encode())
+    await run_until(made.watch(bus), lambda: made.banned([A]))
+    assert news == [frozenset({A})]
+    await bus.kv_put(topology.QUARANTINE, B, b"stop it")
+    await run_until(made.watch(bus), lambda: made.banned([B]))
+
+    async def lift() -> None:
+        await asyncio.sleep(0.05)
+        await bus.kv_delete(topology.QUARANTINE, A)
+
+    lifting = asyncio.create_task(lift())
+    await run_until(made.watch(bus), lambda: not made.banned([A]))
+    await lifting
+
+
+async def test_lifting_it_lifts_what_crashed_here_once_that_was_told(
+    tmp_path: Path, bus: InMemoryBus
+) -> None:
+    made = faults(tmp_path)
+    made.add(fault(told=True))
+    made.add(fault(B))
+    for artifact in (A, B):
+        await bus.kv_put(topology.QUARANTINE, artifact, b"{}")
+
+    async def lift() -> None:
+        await asyncio.sleep(0.05)
+        for artifact in (A, B):
+            await bus.kv_delete(topology.QUARANTINE, artifact)
+
+    lifting = asyncio.create_task(lift())
+    await run_until(made.watch(bus), lambda: made.artifacts == {B})
+    await lifting
+    assert faults(tmp_path).artifacts == {B}
+
+
+def test_a_quarantine_with_an_end_ends(tmp_path: Path) -> None:
+    made = faults(tmp_path)
+    over = Quarantine(artifact=A, reason="for a while", since=NOW, until=NOW + dt.timedelta(hours=1))
+    made._heard[A] = over
+    assert not made.banned([A])
+    made._heard[A] = over.model_copy(update={"until": dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)})
+    assert made.banned([A])
