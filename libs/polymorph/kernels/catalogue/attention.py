@@ -33,9 +33,9 @@ class _Variant:
 
 
 _VARIANTS = (
+    _Variant(prefetch=False, stream=True),
     _Variant(),
     _Variant(tile=64),
-    _Variant(prefetch=False, stream=True),
     _Variant(stream=True, spread=False),
     _Variant(tile=32, prefetch=False, alone=16),
     _Variant(spread=False),
