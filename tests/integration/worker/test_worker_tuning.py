@@ -154,7 +154,7 @@ _REASONS = {
     "other-hardware": "another-machine",
     "quarantined": "quarantine",
     "other-definition": "judged by definition 000000000000, this installation's is",
-    "other-shape": "no slot for gemm_n24_k40_f32: this engine has gemm_n",
+    "other-shape": "no slot for gemm_n24_k40_f32: this engine has ",
     "constructor-exits": "imports exit",
     "other-bytes": "holds other bytes than were signed",
 }
