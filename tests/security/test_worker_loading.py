@@ -45,6 +45,7 @@ from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.changing import Receipt
 from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.change import Plan
+from polymorph.worker.faults import Faults
 from polymorph.worker.leasing import HostLeasing
 
 DEFINITION = "rms_norm_h64_f32"
@@ -176,7 +177,8 @@ class Pool:
         self.engine = Told()
         self.libraries = Libraries()
         self.convergence = Convergence(
-            "p", "w", Fence("p", self.trust), self, Same(), lambda bus, engine: self.loader(bus), SystemClock()
+            "p", "w", Fence("p", self.trust), self, Same(), Faults(folder / "faults", "p", "w", SystemClock()),
+            lambda bus, engine: self.loader(bus), SystemClock(),
         )  # fmt: skip
         self.min_isolation = Isolation.PROCESS
 
