@@ -8,7 +8,7 @@ import torch
 from polymorph.engine.selftest_case import SelfTest, SelfTestResult
 from polymorph.engine.selftest_inputs import Unfit, read, samples
 from polymorph.engine.selftest_memory import Memory, Trial
-from polymorph.engine.selftest_reference import error_of, reference
+from polymorph.engine.selftest_reference import decided, error_of, reference
 from polymorph.engine.selftest_runner import KernelFailed, Place, Runner
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.host.pool import KernelHost
@@ -74,7 +74,8 @@ def _judged(definition: Definition, trial: Trial, margin: float, numerics: str) 
         if not output.is_floating_point():
             _raise_for_other_integers(name, output, native, truth)
             continue
-        error, native_error = error_of(output, truth), error_of(native, truth)
+        error = error_of(output, decided(output, truth, native))
+        native_error = error_of(native, decided(native, truth, native))
         # A sum of one order may by luck be exact: never ask for less than one rounding of the output's dtype.
         bound = margin * max(native_error, torch.finfo(output.dtype).eps)
         if not error <= bound:

@@ -30,6 +30,15 @@ def _cast(tensor: Any, dtype: Any, *, copy: bool) -> Any:
     return tensor.to(form, copy=copy)
 
 
+def decided(output: Any, truth: Any, native: Any) -> Any:
+    """The truth; but where the references themselves differ about an infinity (a row that is cut at a near tie), either is
+    right: that which the output took.
+    """
+    wide = native.to(torch.float64)
+    undecided = truth.isfinite() != wide.isfinite()
+    return torch.where(undecided & (output.isfinite() != truth.isfinite()), wide, truth.to(torch.float64))
+
+
 def error_of(output: Any, truth: Any) -> float:
     """Root mean square, relative to that of the truth; not a number where an infinity or a hole is not where it belongs."""
     finite = truth.isfinite()

@@ -15,6 +15,7 @@ from polymorph.engine import selftest_judge, selftest_runner
 from polymorph.engine.selftest_case import SelfTest, SelfTestResult
 from polymorph.engine.selftest_inputs import Unfit, samples
 from polymorph.engine.selftest_judge import judge
+from polymorph.engine.selftest_reference import decided, error_of
 from polymorph.kernels.catalogue.artifacts import artifacts
 from polymorph.kernels.definitions import definition_named, fused_add_rms_norm_definition, linear_definition
 from polymorph.kernels.host.pool import host_library
@@ -328,3 +329,18 @@ def test_rows_that_an_axis_ties_together_stay_as_they_were_captured() -> None:
     call = {**_gather_call(4, 5), "starts": torch.arange(6, dtype=torch.int32)}
     (plain, *_) = samples(ragged, [call], (3,))
     assert plain.inputs["index"].shape == (5,)
+
+
+def test_where_the_references_differ_about_an_infinity_either_is_right() -> None:
+    truth = torch.tensor([1.0, 2.0, -torch.inf, -torch.inf], dtype=torch.float64)
+    native = torch.tensor([1.0, -torch.inf, 3.0, -torch.inf])
+
+    def error(*output: float) -> float:
+        given = torch.tensor(output)
+        return error_of(given, decided(given, truth, native))
+
+    low = -torch.inf
+    assert error(1, 2, low, low) == error(1, low, 3, low) == error(1, 2, 3, low) == 0
+    assert error(1, 2, 4, low) > 0.1
+    for wrong in ((low, 2, 3, low), (1, 2, 3, 0), (1, 2, torch.nan, low)):
+        assert not error(*wrong) <= 1e9
