@@ -82,7 +82,8 @@ class Recorder:
         holder = next(each for each in reversed(seen) if getattr(each, name, None) == function)
         self.things.append(Thing("parameters of", holder, name))
 
-    def expect_operator(self, schema_name: str) -> None:
+    def expect_operator(self, schema_name: str, *parameters: str) -> None:
+        del parameters
         space, _, name = schema_name.partition("::")
         assert hasattr(getattr(torch.ops, space), name)
         self.things.append(Thing("operator", space, name))
