@@ -99,7 +99,6 @@ async def test_a_kernel_of_every_operation_is_tried_and_engaged(house: Any, bus:
         "fused_add_rms_norm_h256_f32",
         "silu_and_mul_d768_f32",
         "qk_norm_rotary_q4_k2_d64_r64_neox_f32",
-        "attn_decode_q4_kv2_d64_b128_f32",
     )
     native = await _tokens(house.url, "def main():", 32)
     kernels = []
