@@ -6,6 +6,7 @@ something has the machine to itself.
 
 import asyncio
 import fcntl
+import logging
 import signal
 import socket
 import tempfile
@@ -115,3 +116,9 @@ async def bus_factory(nats_server: NatsServer) -> AsyncIterator[BusFactory]:
     yield connect
     for bus in made:
         await bus.close()
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> None:
+    """vLLM, where a test of this process has loaded it, lets nothing below an error reach the root logger."""
+    logging.getLogger().setLevel(logging.WARNING)

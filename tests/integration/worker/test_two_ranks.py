@@ -32,6 +32,7 @@ def _first_value_of_rank_1() -> str:
     return hex(int.from_bytes(half[0, :1].numpy().tobytes(), "little"))
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.real
 def test_two_ranks_change_at_one_step_or_not_at_all(tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ async def before(house: Any, bus: NatsBus, definition: str) -> Before:
     return _BEFORE[0]
 
 
-@pytest.mark.parametrize(("how", "defines"), [("crash", ()), ("hang", ("-DHANGS",))])
+@pytest.mark.parametrize(
+    ("how", "defines"), [("crash", ()), pytest.param("hang", ("-DHANGS",), marks=pytest.mark.slow)]
+)
 async def test_streams_go_on_without_the_kernel(
     house: Any, bus: NatsBus, definition: str, how: str, defines: tuple[str, ...]
 ) -> None:
@@ -154,7 +156,12 @@ async def test_streams_go_on_without_the_kernel(
         fault = await told(heard, "kernel-faulted", desired.generation)
         refused = await told(heard, "refused", desired.generation)
     assert {name: answers[name] for name in CAN_GO_ON} == {name: known.answers[name] for name in CAN_GO_ON}
+    waited = 0
     for name, reason in (("penalty", "presence_penalty"), ("grammar", "grammar")):
+        if answers[name]["error"] is None:  # it had not begun when the engine died, so it began in the next
+            assert answers[name] == known.answers[name]
+            waited += 1
+            continue
         assert answers[name]["error"]["code"] == 503
         assert reason in answers[name]["error"]["message"]
         sent, whole = answers[name]["tokens"][0], known.answers[name]["tokens"][0]
@@ -164,7 +171,7 @@ async def test_streams_go_on_without_the_kernel(
     assert fault["revision"] == desired.stable.revision
     assert "in quarantine" in refused["reason"]
     await runs(house, bus, known.revision, known.good.artifact)
-    assert await outcomes(house.url) == (interrupted[0] + 6, interrupted[1] + 2)
+    assert await outcomes(house.url) == (interrupted[0] + 6 + waited, interrupted[1] + 2 - waited)
     # Nobody has put it into the fleet's quarantine here: the worker itself does not take it again.
     async with events(bus) as heard:
         again = await house.desire(bus, bad)
