@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
@@ -25,6 +26,10 @@ from polymorph.bus.nats import NatsBus
 from polymorph.bus.provision import provision
 from polymorph.bus.server import NatsServer
 from polymorph.config.clock import SystemClock
+
+# Cores that others use too make any example late.
+hypothesis.settings.register_profile("shared-cores", deadline=None)
+hypothesis.settings.load_profile("shared-cores")
 
 BusFactory = Callable[..., Awaitable[NatsBus]]
 
