@@ -167,11 +167,12 @@ class Loader:
         await asyncio.sleep(_CAPTURE_S)
         calls = await self.engine.captured(folder)
         for low, high in ((binding.min_m, binding.max_m), (1, 1 << 30)):
-            if calls:
-                break
-            await self._capture(binding, low, high)
-            await self.engine.exercise(exercise_sizes(low, high)[0])
-            calls = await self.engine.captured(folder)
+            for size in exercise_sizes(low, high):  # decode attention is called by small steps alone
+                if calls:
+                    break
+                await self._capture(binding, low, high)
+                await self.engine.exercise(size)
+                calls = await self.engine.captured(folder)
         if not calls:
             raise Refused(f"no call of {binding.definition} could be captured to test the kernel on")
         return calls
