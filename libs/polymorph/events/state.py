@@ -118,6 +118,13 @@ class WorkerRecord(Value):
     missing: Annotated[
         dict[str, str], Field(description="slots that were asked for and are off, with the reason")
     ] = {}
+    holds: Annotated[
+        bool,
+        Field(
+            description="though not ready, it takes requests and holds them until its next engine serves: to be sent "
+            "any only where no worker of the pool is ready"
+        ),
+    ] = False
 
 
 STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord)

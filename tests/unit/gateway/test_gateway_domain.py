@@ -25,7 +25,7 @@ from polymorph.gateway.domain.scan import scan
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def worker(name: str, *, model: str = "m", state: str = "ready") -> WorkerRecord:
+def worker(name: str, *, model: str = "m", state: str = "ready", holds: bool = False) -> WorkerRecord:
     return WorkerRecord(
         worker_id=name,
         pool="p",
@@ -36,6 +36,7 @@ def worker(name: str, *, model: str = "m", state: str = "ready") -> WorkerRecord
         revision="empty",
         hardware="h",
         started_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        holds=holds,
     )
 
 
@@ -273,3 +274,17 @@ def test_events_as_text():
     assert json.loads(data.removeprefix("data: "))["data"]["reason"] == "line\nbreak"
     assert (end, nothing) == ("", "")
     assert gap_event(Gap("e-1", "e-5")) == b'event: gap\ndata: {"after": "e-1", "resumes_at": "e-5"}\n\n'
+
+
+def test_a_worker_that_restarts_its_engine_gets_requests_where_nobody_is_ready() -> None:
+    fleet = Fleet()
+    fleet.put(worker("a", state="starting", holds=True), 0.0)
+    fleet.put(worker("c", state="starting"), 0.0)
+    assert [each.worker_id for each in fleet.live("m")] == ["a"]
+    assert fleet.ready()
+    assert [each.worker_id for each in fleet.models()] == ["a"]
+    fleet.put(worker("b"), 0.0)
+    assert [each.worker_id for each in fleet.live("m")] == ["b"]
+    assert [each.worker_id for each in fleet.live("m", exclude=("b",))] == ["a"]
+    assert fleet.refute("b", 1.0, refused=True)
+    assert [each.worker_id for each in fleet.live("m")] == ["a"]  # rather than the dead

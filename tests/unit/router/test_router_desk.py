@@ -222,3 +222,16 @@ def test_requests_that_share_a_request_id_are_counted_and_held_each_by_itself():
 def test_a_sender_without_placement_ids_is_counted_by_its_request_id():
     assert request("r").placement_id == "r"
     assert PlaceRequest.model_validate_json('{"pool": "p", "request_id": "r"}').placement_id == "r"
+
+
+def test_a_worker_that_restarts_its_engine_is_sent_nothing_unless_nobody_is_ready():
+    recovering = worker("a", state="starting", holds=True)
+    made = desk(recovering, worker("b"), worker("c", state="starting"))
+    assert {made.arrive(request(str(n)), 0.0).worker_id for n in range(3)} == {"b"}
+    made.worker_gone("b")
+    assert made.arrive(request("late"), 0.0).worker_id == "a"
+    made.worker_seen(worker("b"), 1.0)
+    assert made.arrive(request("later"), 1.0).worker_id == "b"
+    made.worker_gone("a")
+    made.worker_gone("b")
+    assert made.arrive(request("none"), 1.0).cause == "no-worker"

@@ -200,24 +200,43 @@ async def test_streams_that_take_long_are_not_cut(monkeypatch: pytest.MonkeyPatc
     assert worker.states == [True, False]
 
 
+async def _register(worker: Worker, name: str, state: str, *, holds: bool = False) -> None:
+    record = WorkerRecord(
+        worker_id=name,
+        pool="p",
+        model="m",
+        url="u",
+        state=state,
+        generation=0,
+        revision="empty",
+        hardware="h",
+        started_at=SystemClock().now(),
+        holds=holds,
+    )
+    await worker.bus.kv_put(topology.WORKERS, name, record.model_dump_json().encode())
+
+
+async def test_while_another_is_without_an_engine_none_gives_its_own_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(monkeypatch, room=GIB)
+    old = await worker.start()
+    await _register(worker, "w2", "starting", holds=True)
+    with pytest.raises(Retryable, match="w2 has no engine at this moment"):
+        await worker.changing.restart(await worker.plan(block_size=32))
+    assert worker.seats.current is old
+    assert worker.states == []
+    await _register(worker, "w2", "starting")  # one that never served is not waited for
+    assert (await worker.changing.restart(await worker.plan(block_size=32))).way is Way.ROLLING
+
+
 async def test_with_others_there_newcomers_go_elsewhere_before_it_drains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("polymorph.worker.rolling.HEARTBEAT_S", 0.01)
     worker = Worker(monkeypatch, room=GIB, hold_s=0.5)
     old = await worker.start()
-    record = WorkerRecord(
-        worker_id="w2",
-        pool="p",
-        model="m",
-        url="u",
-        state="ready",
-        generation=0,
-        revision="empty",
-        hardware="h",
-        started_at=SystemClock().now(),
-    )
-    await worker.bus.kv_put(topology.WORKERS, "w2", record.model_dump_json().encode())
+    await _register(worker, "w2", "ready")
     with old.serving():
         restarting = asyncio.create_task(worker.changing.restart(await worker.plan(block_size=32)))
         async with asyncio.timeout(5):

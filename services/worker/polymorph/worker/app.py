@@ -68,7 +68,8 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Raises `Fatal` where the engine cannot start or dies."""
         sock = listen(self._settings.host, self._settings.port)
-        registry = Registry(self._record, self._clock)
+        registry = Registry(self._record)
+        self._seats.on_change = registry.news
         plane = ControlPlane(self._settings.nats, self._settings.worker_id, self._clock, registry)
         connecting = asyncio.create_task(plane.run())
         try:
@@ -205,6 +206,15 @@ class Worker:
     def _revision(self) -> str:
         return self._convergence.revision.revision if self._convergence is not None else "empty"
 
+    def _told_state(self) -> str:
+        """As others see it: where an engine died and the next one starts, the worker is as one that starts."""
+        without = self._state == "ready" and self._seats.current is None
+        return "starting" if without else self._state
+
+    def _holds(self) -> bool:
+        """Whether requests that come now are kept until an engine serves: not before the first, nor at the end."""
+        return self._told_state() != "ready" and self._state != "starting" and not self._ending
+
     def _record(self) -> WorkerRecord:
         load = self._telling.load
         seat = self._seats.current
@@ -217,7 +227,8 @@ class Worker:
                 "pool": self._pool,
                 "model": self._settings.served_name(),
                 "url": self._settings.url(),
-                "state": self._state,
+                "state": self._told_state(),
+                "holds": self._holds(),
                 "generation": max(0, self._convergence.generation) if self._convergence else 0,
                 "revision": self._revision(),
                 "hardware": self._cpu.fingerprint,

@@ -1,5 +1,6 @@
 """The worker's entry among the live workers: put anew every two seconds, gone by itself when we are."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -7,7 +8,6 @@ from collections.abc import Callable
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError
 from polymorph.bus.port import Bus
-from polymorph.config.clock import Clock
 from polymorph.events.state import WorkerRecord
 
 _log = logging.getLogger(__name__)
@@ -17,15 +17,22 @@ HEARTBEAT_S = 2.0
 class Registry:
     """Keeps `record()` in the bucket of workers."""
 
-    def __init__(self, record: Callable[[], WorkerRecord], clock: Clock) -> None:
+    def __init__(self, record: Callable[[], WorkerRecord]) -> None:
         self._record = record
-        self._clock = clock
+        self._news = asyncio.Event()
+
+    def news(self) -> None:
+        """The record says something else now, which cannot wait for the next heartbeat."""
+        self._news.set()
 
     async def keep(self, bus: Bus) -> None:
         """Runs until cancelled."""
         while True:
+            self._news.clear()
             await self.put(bus)
-            await self._clock.sleep(HEARTBEAT_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._news.wait()
 
     async def put(self, bus: Bus) -> None:
         record = self._record()

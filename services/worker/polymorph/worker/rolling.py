@@ -56,7 +56,8 @@ class Rolling:
         """Inside, this worker alone of its pool is drained and may be restarted; newcomers wait.
 
         Raises:
-            Retryable: no bus to take turns by, or requests in flight that take too long for newcomers to wait.
+            Retryable: no bus to take turns by, another worker without an engine at this moment, or requests in flight
+                that take too long for newcomers to wait.
         """
         turn = Turn()
         await self._clock.sleep(max(0.0, self._again_at - self._clock.monotonic()))
@@ -91,17 +92,21 @@ class Rolling:
             )
 
     async def _others(self) -> int:
-        """Ready workers of this pool beside this one."""
+        """Ready workers of this pool beside this one. One that will be ready again soon is waited for."""
+        others = [each for each in await self._records() if each.worker_id != self._worker_id]
+        restarting = [each.worker_id for each in others if each.holds]
+        if restarting:
+            raise Retryable(f"{', '.join(restarting)} has no engine at this moment: one restarts at a time")
+        return sum(each.state == "ready" for each in others)
+
+    async def _records(self) -> list[WorkerRecord]:
         bus = self._needed()
-        found = 0
+        found = []
         for key in await bus.kv_keys(topology.WORKERS):
             with contextlib.suppress(NotFound):
-                record = WorkerRecord.model_validate_json(
-                    (await bus.kv_get(topology.WORKERS, key)).value or b""
-                )
-                mine = record.worker_id == self._worker_id
-                found += record.pool == self._pool and record.state == "ready" and not mine
-        return found
+                value = (await bus.kv_get(topology.WORKERS, key)).value or b""
+                found.append(WorkerRecord.model_validate_json(value))
+        return [each for each in found if each.pool == self._pool]
 
     @contextlib.asynccontextmanager
     async def _lease(self) -> AsyncIterator[None]:

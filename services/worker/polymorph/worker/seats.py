@@ -61,6 +61,8 @@ class Seats:
         self.living: list[Seat] = []
         self.changes = 0
         """How often newcomers went to another seat."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when another seat takes requests, or none any more."""
 
     @property
     def current(self) -> Seat | None:
@@ -117,11 +119,16 @@ class Seats:
         """Newcomers go to `seat`; returns the seat that had them before, which is now to be drained."""
         self.changes += 1
         self._launches[seat.revision] = seat.launch
-        return self._switchboard.seat(seat)
+        return self._switch(seat)
 
     def vacate(self) -> None:
         """No seat takes requests, so that newcomers wait."""
-        self._switchboard.seat(None)
+        self._switch(None)
+
+    def _switch(self, seat: Seat | None) -> Seat | None:
+        before = self._switchboard.seat(seat)
+        self.on_change()
+        return before
 
     async def drained(self, seat: Seat, limit_s: float | None = None) -> bool:
         """Waits until nothing is in flight in `seat`; False where that took longer than `limit_s`.
@@ -148,7 +155,7 @@ class Seats:
             return
         self.living.remove(seat)
         if self.current is seat:
-            self._switchboard.seat(None)
+            self._switch(None)
         await self._closer(seat)
 
     def retire(self, seat: Seat) -> None:

@@ -110,14 +110,21 @@ class Fleet:
         ]
 
     def live(self, model: str, exclude: Collection[str] = ()) -> list[WorkerRecord]:
-        """Workers that may serve `model`: those without doubt, else the suspect, else (never none) the dead."""
-        ready = [
-            m
-            for m in self._members.values()
-            if m.record.model == model and m.record.state == "ready" and m.record.worker_id not in exclude
+        """Workers that may serve `model`: those without doubt, else the suspect, else those that hold requests until
+        their next engine serves, else (never none) the dead.
+        """
+        named = [
+            m for m in self._members.values() if m.record.model == model and m.record.worker_id not in exclude
         ]
-        trusted = [m.record for m in ready if not m.suspect and not m.dead]
-        return trusted or [m.record for m in ready if not m.dead] or [m.record for m in ready]
+        ready = [m for m in named if m.record.state == "ready"]
+        living = [m for m in ready if not m.dead]
+        found = (
+            [m for m in living if not m.suspect]
+            or living
+            or [m for m in named if m.record.holds and not m.dead]
+            or ready
+        )
+        return [m.record for m in found]
 
     def routed(self, model: str) -> bool:
         """Whether the router may know a worker of `model`: one that the registry told of."""
@@ -144,7 +151,7 @@ class Fleet:
 
     @staticmethod
     def _serves(member: Member) -> bool:
-        return member.record.state == "ready" and not member.dead
+        return (member.record.state == "ready" or member.record.holds) and not member.dead
 
 
 def _identity(record: WorkerRecord) -> tuple[str, str, str, str]:

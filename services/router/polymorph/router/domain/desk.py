@@ -119,7 +119,7 @@ class Desk:
 
     def _place(self, request: PlaceRequest, now: float) -> Final | None:
         """None: wait."""
-        candidates = eligible(map(self._candidate, self._fleet.ready(request.pool)), request.exclude)
+        candidates = eligible(map(self._candidate, self._fleet.takers(request.pool)), request.exclude)
         if not candidates:
             reason = f"no ready worker in pool {request.pool}"
             if request.exclude:

@@ -29,6 +29,11 @@ class Fleet:
     def ready(self, pool: str) -> list[WorkerRecord]:
         return [r for r in self._records.values() if r.pool == pool and r.state == "ready"]
 
+    def takers(self, pool: str) -> list[WorkerRecord]:
+        """Ready workers; where there is none, those that hold requests until their next engine serves."""
+        holding = (r for r in self._records.values() if r.pool == pool and r.holds)
+        return self.ready(pool) or list(holding)
+
     def count(self, pool: str) -> int:
         return len(self.ready(pool))
 
