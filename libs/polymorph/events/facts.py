@@ -65,6 +65,9 @@ class DriftDetected(Event):
     operations: Annotated[
         tuple[Operation, ...], Field(description="where the engines' time went while this was observed")
     ] = ()
+    step_time: Annotated[
+        StepTime | None, Field(description="the same by profiled steps; None where none was profiled")
+    ] = None
 
     def subject_id(self) -> str:
         return self.pool

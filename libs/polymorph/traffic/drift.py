@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polymorph.events.types import DriftDetected, TrafficShapeObserved
 from polymorph.events.values import TrafficShape
 from polymorph.traffic.distance import Distance, distance
-from polymorph.traffic.merge import merge, merge_operations
+from polymorph.traffic.merge import merge, merge_operations, merge_step_time
 from polymorph.traffic.reason import never_tuned, why
 
 
@@ -54,7 +54,8 @@ class DriftDetector:
         found = (
             self._untuned(window, observed) if tuned_for is None else self._judge(window, tuned_for, observed)
         )
-        return found and found.model_copy(update={"operations": merge_operations(evidence)})
+        where = {"operations": merge_operations(evidence), "step_time": merge_step_time(evidence)}
+        return found and found.model_copy(update=where)
 
     def _evidence(self) -> list[TrafficShapeObserved] | None:
         taken: list[TrafficShapeObserved] = []

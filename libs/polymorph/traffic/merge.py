@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from polymorph.events.types import TrafficShapeObserved
-from polymorph.events.values import Operation, TrafficShape
+from polymorph.events.values import Operation, StepTime, TrafficShape
 from polymorph.traffic.operations import Operations
 from polymorph.traffic.sketch import mixture
 
@@ -49,6 +49,20 @@ def merge_operations(windows: Sequence[TrafficShapeObserved]) -> tuple[Operation
         if window.operations:
             merged.add(window.operations, window.step_s or window.window_s)
     return merged.shares()
+
+
+def merge_step_time(windows: Sequence[TrafficShapeObserved]) -> StepTime | None:
+    """Where profiled steps of all these windows spent their time; None where none was profiled."""
+    told = [(window.step_s or window.window_s, window.step_time) for window in windows if window.step_time]
+    if not told:
+        return None
+    shares = _shares([(weight, each.shares) for weight, each in told])
+    total = sum(weight for weight, _ in told)
+    return StepTime(
+        shares=dict(sorted(shares.items(), key=lambda item: (-item[1], item[0]))),
+        reachable=min(1.0, sum(weight * each.reachable for weight, each in told) / total),
+        sampled_steps=sum(each.sampled_steps for _, each in told),
+    )
 
 
 def _shares(parts: Sequence[tuple[float, dict[str, float]]]) -> dict[str, float]:

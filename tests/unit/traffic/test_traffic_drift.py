@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polymorph.events.types import RequestFinished, RequestStarted, TokensCounted, TrafficShapeObserved
-from polymorph.events.values import Operation, TrafficShape
+from polymorph.events.values import Operation, StepTime, TrafficShape
 from polymorph.traffic.distance import distance
 from polymorph.traffic.drift import DriftDetector, DriftRules
 from polymorph.traffic.fold import Window
@@ -107,6 +107,21 @@ def test_a_drift_tells_where_the_time_went_while_it_was_seen_not_in_its_last_win
     assert drift is not None
     assert [(o.definition, round(o.share, 6)) for o in drift.operations] == [("gemm", 0.375), ("head", 0.2)]
     assert drift.operations[0].by_m == pytest.approx({"1": 0.225, "64": 0.15})
+
+
+def test_a_drift_tells_what_profiled_steps_of_all_its_windows_say() -> None:
+    def window(number: int, step_s: float, told: StepTime | None) -> TrafficShapeObserved:
+        return observed(number, shape()).model_copy(update={"step_s": step_s, "step_time": told})
+
+    detector = DriftDetector(DriftRules(consecutive=1, min_requests=48))
+    detector.observe(window(0, 1.0, StepTime(shares={"linear": 0.8}, reachable=0.8, sampled_steps=1)), None)
+    detector.observe(window(1, 9.0, None), None)
+    last = StepTime(shares={"linear": 0.4, "rest": 0.6}, reachable=0.4, sampled_steps=3)
+    drift = detector.observe(window(2, 3.0, last), None)
+    assert drift is not None
+    assert drift.step_time is not None
+    assert drift.step_time.shares == pytest.approx({"linear": 0.5, "rest": 0.45})
+    assert (round(drift.step_time.reachable, 6), drift.step_time.sampled_steps) == (0.5, 4)
 
 
 def test_drift_needs_windows_in_a_row_and_is_told_once():

@@ -3,6 +3,8 @@
 References keep the dtype they are given, so the evaluator gets a float64 reference by passing float64 tensors.
 """
 
+import re
+
 from polymorph.kernels.definitions.activation import SILU_AND_MUL, silu_and_mul_definition
 from polymorph.kernels.definitions.attention import ATTN_DECODE, attn_decode_definition
 from polymorph.kernels.definitions.family import ITEM_BYTES, SHORT, Dtype, Family
@@ -28,6 +30,7 @@ __all__ = [
     "FAMILIES",
     "ITEM_BYTES",
     "SHORT",
+    "SLOTS",
     "Dtype",
     "Heads",
     "attn_decode_definition",
@@ -39,6 +42,7 @@ __all__ = [
     "rms_norm_definition",
     "rotary_definition",
     "silu_and_mul_definition",
+    "slot_of",
     "top_k_top_p_definition",
 ]
 
@@ -53,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     ATTN_DECODE,
     TOP_K_TOP_P,
 )
+SLOTS = tuple(dict.fromkeys(family.slot for family in FAMILIES))
 
 
 def definition_named(name: str) -> Definition:
@@ -61,8 +66,22 @@ def definition_named(name: str) -> Definition:
     Raises:
         ValueError: it is no name of ours.
     """
+    family, match = _found(name)
+    return family.make(match)
+
+
+def slot_of(name: str) -> str:
+    """The slot that calls of the definition with this name go through.
+
+    Raises:
+        ValueError: it is no name of ours.
+    """
+    return _found(name)[0].slot
+
+
+def _found(name: str) -> tuple[Family, re.Match[str]]:
     for family in FAMILIES:
         match = family.pattern.fullmatch(name)
         if match is not None:
-            return family.make(match)
+            return family, match
     raise ValueError(f"{name!r} names no operation: {', '.join(family.shown for family in FAMILIES)} do")

@@ -44,5 +44,6 @@ def silu_and_mul_definition(d: int, dtype: Dtype) -> Definition:
 SILU_AND_MUL = Family(
     pattern=re.compile(rf"silu_and_mul_d(?P<d>\d+)_{DTYPE_PATTERN}"),
     shown="silu_and_mul_d<D>_<dtype>",
+    slot="silu_and_mul",
     make=lambda match: silu_and_mul_definition(int(match["d"]), dtype_of(match)),
 )

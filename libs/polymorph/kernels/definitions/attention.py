@@ -92,5 +92,6 @@ def _named(match: re.Match[str]) -> Definition:
 ATTN_DECODE = Family(
     pattern=re.compile(rf"attn_decode_q(?P<q>\d+)_kv(?P<kv>\d+)_d(?P<d>\d+)_b(?P<block>\d+)_{DTYPE_PATTERN}"),
     shown="attn_decode_q<Hq>_kv<Hk>_d<D>_b<block>_<dtype>",
+    slot="attention",
     make=_named,
 )

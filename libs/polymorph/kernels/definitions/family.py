@@ -16,10 +16,14 @@ DTYPE_PATTERN = r"(?P<dtype>f32|bf16)"
 
 @dataclass(frozen=True)
 class Family:
-    """Operations that differ in their constant axes alone. `shown` is the form of their names, for people."""
+    """Operations that differ in their constant axes alone.
+
+    `shown` is the form of their names, for people; `slot` the slot that they are called through.
+    """
 
     pattern: re.Pattern[str]
     shown: str
+    slot: str
     make: Callable[[re.Match[str]], Definition]
 
 

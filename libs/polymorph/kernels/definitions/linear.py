@@ -54,5 +54,6 @@ def linear_definition(n: int, k: int, dtype: Dtype) -> Definition:
 LINEAR = Family(
     pattern=re.compile(rf"gemm_n(?P<n>\d+)_k(?P<k>\d+)_{DTYPE_PATTERN}"),
     shown="gemm_n<N>_k<K>_<dtype>",
+    slot="linear",
     make=lambda match: linear_definition(int(match["n"]), int(match["k"]), dtype_of(match)),
 )

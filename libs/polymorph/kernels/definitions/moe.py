@@ -82,6 +82,7 @@ def moe_definition(experts: int, topk: int, hidden: int, intermediate: int, dtyp
 MOE = Family(
     pattern=re.compile(rf"moe_e(?P<e>\d+)_k(?P<k>\d+)_h(?P<h>\d+)_i(?P<i>\d+)_{DTYPE_PATTERN}"),
     shown="moe_e<E>_k<topk>_h<H>_i<I>_<dtype>",
+    slot="moe",
     make=lambda match: moe_definition(
         int(match["e"]), int(match["k"]), int(match["h"]), int(match["i"]), dtype_of(match)
     ),

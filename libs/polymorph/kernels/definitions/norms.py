@@ -88,10 +88,12 @@ def fused_add_rms_norm_definition(h: int, dtype: Dtype) -> Definition:
 RMS_NORM = Family(
     pattern=re.compile(rf"rms_norm_h(?P<h>\d+)_{DTYPE_PATTERN}"),
     shown="rms_norm_h<H>_<dtype>",
+    slot="rms_norm",
     make=lambda match: rms_norm_definition(int(match["h"]), dtype_of(match)),
 )
 FUSED_ADD_RMS_NORM = Family(
     pattern=re.compile(rf"fused_add_rms_norm_h(?P<h>\d+)_{DTYPE_PATTERN}"),
     shown="fused_add_rms_norm_h<H>_<dtype>",
+    slot="rms_norm",
     make=lambda match: fused_add_rms_norm_definition(int(match["h"]), dtype_of(match)),
 )

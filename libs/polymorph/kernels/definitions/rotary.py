@@ -146,6 +146,7 @@ def _family(kind: str, *, norm: bool) -> Family:
             rf"{kind}_q(?P<q>\d+)_k(?P<k>\d+)_d(?P<d>\d+)_r(?P<r>\d+)_(?P<style>neox|gptj)_{DTYPE_PATTERN}"
         ),
         shown=f"{kind}_q<heads>_k<heads>_d<width>_r<turned>_<neox|gptj>_<dtype>",
+        slot="rotary",
         make=make,
     )
 

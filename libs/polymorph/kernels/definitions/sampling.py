@@ -62,5 +62,6 @@ def top_k_top_p_definition(v: int) -> Definition:
 TOP_K_TOP_P = Family(
     pattern=re.compile(r"top_k_top_p_v(?P<v>\d+)_f32"),
     shown="top_k_top_p_v<V>_f32",
+    slot="sampling",
     make=lambda match: top_k_top_p_definition(int(match["v"])),
 )

@@ -23,7 +23,7 @@ from polymorph.compiler.domain.search_target import Target, is_bucket, plan
 from polymorph.compiler.domain.search_workload import workload
 from polymorph.events.state import EMPTY, DesiredState, Mode
 from polymorph.events.types import CandidateEvaluated, DriftDetected, SearchOpened, TrafficShapeObserved
-from polymorph.events.values import Operation, Revision, TrafficShape, Value
+from polymorph.events.values import Operation, Revision, StepTime, TrafficShape, Value
 
 SEARCHING_MODES = (Mode.RECOMMEND, Mode.CANARY)
 
@@ -73,6 +73,10 @@ class Unmet(Value):
     def operations(self) -> tuple[Operation, ...]:
         """Where the time goes: in the windows that are the drift's evidence, else in the latest."""
         return self.drift.operations or self.window.operations
+
+    def step_time(self) -> StepTime | None:
+        """The same by profiled steps."""
+        return self.drift.step_time or self.window.step_time
 
     def answerable(self) -> bool:
         """Whether the engines have told where their time goes; before that there is nothing to choose by."""
@@ -244,7 +248,11 @@ class PoolLoop:
         self, state: PoolState, unmet: Unmet, effects: list[PoolEffect], known: Knowledge, now: dt.datetime
     ) -> PoolStep:
         """Plans the searches that a drift pays for; where none does, the shape counts as known."""
-        observed = {"shape": unmet.drift.observed, "operations": unmet.operations()}
+        observed = {
+            "shape": unmet.drift.observed,
+            "operations": unmet.operations(),
+            "step_time": unmet.step_time(),
+        }
         window = unmet.window.model_copy(update=observed)
         targets = plan(
             window,

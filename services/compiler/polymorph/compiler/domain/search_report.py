@@ -12,9 +12,20 @@ def opened(target: Target, candidates: int, known: int) -> str:
     """Why a search began."""
     start = f", starting from {known} parameter sets that won elsewhere" if known else ""
     return (
-        f"{target.definition} takes {target.share:.0%} of the step time, and calls of {target.min_m} to "
-        f"{target.max_m} tokens take {target.span_weight:.0%} of it: up to {target.gain:.1%} may be won, which pays "
-        f"for {candidates} candidates{start}."
+        f"{target.definition} takes {target.share:.0%} of the step time{_profile(target)}, and calls of "
+        f"{target.min_m} to {target.max_m} tokens take {target.span_weight:.0%} of it: up to {target.gain:.1%} may be "
+        f"won, which pays for {candidates} candidates{start}."
+    )
+
+
+def _profile(target: Target) -> str:
+    """What the share was measured by, where steps were profiled."""
+    seen = target.profiled
+    if seen is None:
+        return ""
+    return (
+        f" (in {seen.sampled_steps} profiled steps slot {seen.slot} takes {seen.slot_share:.0%}, all slots together "
+        f"{seen.reachable:.0%})"
     )
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+from polymorph.compiler.domain.search_share import Profiled, Share, measured
 from polymorph.events.types import TrafficShapeObserved
-from polymorph.events.values import Operation, Value
+from polymorph.events.values import Value
 from polymorph.kernels.buckets import UPPER_BOUNDS, lower_bound
 
 COVERAGE = 0.8
@@ -34,6 +35,7 @@ class Target(Value):
     share: float
     span_weight: float
     gain: float
+    profiled: Profiled | None = None
 
 
 def is_bucket(name: str) -> bool:
@@ -61,16 +63,19 @@ def plan(
 
     Ranges end at `largest_m`: what cannot be confirmed beyond it is not searched for.
     The gain is the part of all step time that goes away if the operation's headroom is won in that range: share of
-    the operation x share of the range x headroom (Amdahl). Ranges are those of the operation's own M where the workers
+    the operation x share of the range x headroom (Amdahl); so never more than the operation's share, as profiled steps
+    tell it, or the slots' timers where none was profiled. Ranges are those of the operation's own M where the workers
     tell it, else those of the steps.
     """
+    shares = measured(window.operations, window.step_time)
     found = [
         target
         for operation in window.operations
         if (by_m := operation.by_m or window.shape.tokens_per_step)
         for whole in spans(by_m)
         if (span := within(whole, by_m, largest_m)) is not None
-        if (target := _target(operation, span, headroom)).gain >= least_gain
+        if (target := _target(operation.definition, shares[operation.definition], span, headroom)).gain
+        >= least_gain
     ]
     return tuple(sorted(found, key=lambda t: (-t.gain, t.definition, t.min_m))[:limit])
 
@@ -87,15 +92,15 @@ def within(span: Span, tokens_per_step: Mapping[str, float], largest_m: int) -> 
     return Span(min_m=span.min_m, max_m=max(weights), weight=sum(weights.values()))
 
 
-def _target(operation: Operation, span: Span, headroom: Headroom) -> Target:
-    gain = operation.share * span.weight * headroom(operation.definition, span.min_m, span.max_m)
+def _target(definition: str, share: Share, span: Span, headroom: Headroom) -> Target:
     return Target(
-        definition=operation.definition,
+        definition=definition,
         min_m=span.min_m,
         max_m=span.max_m,
-        share=operation.share,
+        share=share.share,
         span_weight=span.weight,
-        gain=gain,
+        gain=share.share * span.weight * headroom(definition, span.min_m, span.max_m),
+        profiled=share.profiled,
     )
 
 
