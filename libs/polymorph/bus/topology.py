@@ -11,10 +11,12 @@ WORKERS = "workers"
 LEASES = "leases"
 RESTARTS = "restarts"
 """Key = pool: the worker that restarts its engine, of which there is one at a time."""
+WORKLOADS = "workloads"
+"""Key = pool.definition.digest: a workload that was captured; gone when its inputs are."""
 QUARANTINE = "quarantine"
 FREEZE = "freeze"
 PAUSE = "pause"
-BUCKETS = (DESIRED, WORKERS, LEASES, RESTARTS, QUARANTINE, FREEZE, PAUSE)
+BUCKETS = (DESIRED, WORKERS, LEASES, RESTARTS, WORKLOADS, QUARANTINE, FREEZE, PAUSE)
 ARTIFACTS = "artifacts"
 CAPTURES = "captures"
 """Objects that derive from users' content: they expire."""
@@ -23,7 +25,12 @@ STORES = (ARTIFACTS, CAPTURES)
 WORKERS_TTL_S = 10.0
 LEASES_TTL_S = 15.0
 CAPTURES_AGE_S = 86_400.0
-BUCKET_TTL_S = {WORKERS: WORKERS_TTL_S, LEASES: LEASES_TTL_S, RESTARTS: LEASES_TTL_S}
+BUCKET_TTL_S = {
+    WORKERS: WORKERS_TTL_S,
+    LEASES: LEASES_TTL_S,
+    RESTARTS: LEASES_TTL_S,
+    WORKLOADS: CAPTURES_AGE_S,
+}
 
 EVENTS_SUBJECTS = "polymorph.evt.>"
 JOBS_SUBJECTS = "polymorph.cmd.>"

@@ -1,16 +1,20 @@
 """The command `polymorph`."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from polymorph.embedded import doctor
 from polymorph.embedded.folder import DEFAULT_DATA, DataFolder, StartRefused
 from polymorph.embedded.options import DEFAULT_MODEL, UpOptions
 from polymorph.embedded.status import down, status
 
+_OF_THEIR_OWN = {
+    name: f"polymorph.embedded.{name}"  # imported when it is asked for, which keeps the others quick
+    for name in ("doctor", "kernels", "capture")
+}
 _EXIT_CODES = "exit codes: 0 done, 1 not all ready, 2 refused (one line says why), 3 nothing runs"
 
 
@@ -57,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--user", help="the server's user")
     plan.add_argument("--json", action="store_true", dest="as_json")
+    commands.add_parser("capture", help="real inputs of a slot, as workloads to measure on", add_help=False)
     commands.add_parser("kernels", help="what a plain vllm serve runs, by a folder", add_help=False)
     commands.add_parser("doctor", help="check what a start would trip over", add_help=False)
     return parser
@@ -82,19 +87,16 @@ def _up(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["doctor"]:
-        return doctor.main(given[1:])
-    if given[:1] == ["kernels"]:
-        from polymorph.embedded import kernels  # noqa: PLC0415 - keeps the others quick
-
-        return kernels.main(given[1:])
+    if given[:1] and given[0] in _OF_THEIR_OWN:
+        return int(importlib.import_module(_OF_THEIR_OWN[given[0]]).main(given[1:]))
     options = _parser().parse_args(given)
     try:
         if options.command == "up":
             return _up(options)
         folder = DataFolder(options.data)
         if options.command == "plan":
-            from polymorph.embedded.plan import Where, plan  # noqa: PLC0415 - as above
+            from polymorph.embedded.plan import plan  # noqa: PLC0415 - as above
+            from polymorph.embedded.where import Where  # noqa: PLC0415
 
             where = Where(folder, options.nats, options.user)
             return plan(where, options.file, options.pool, as_json=options.as_json)

@@ -2,55 +2,19 @@
 
 import asyncio
 import json
-import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
-from polymorph.bus import topology
-from polymorph.bus.credentials import Credentials
-from polymorph.bus.errors import BusError, NotFound
-from polymorph.bus.nats.bus import NatsBus
+from polymorph.bus.errors import BusError
 from polymorph.bus.port import Bus
-from polymorph.config.clock import SystemClock
 from polymorph.config.settings import NatsSettings
-from polymorph.embedded import secrets
-from polymorph.embedded.folder import DataFolder, StartRefused
+from polymorph.embedded.folder import StartRefused
+from polymorph.embedded.where import ANSWER_S, Where, connected, registered
 from polymorph.events.requests import PlanAnswer, PlanChange
-from polymorph.events.state import WorkerRecord
 from polymorph.events.values import EngineSettings, Revision
-
-PASSWORD_VARIABLE = "POLYMORPH_NATS_PASSWORD"  # noqa: S105 - the name of the variable
-_CONNECT_S = 5.0
-_ANSWER_S = 20.0
-
-
-@dataclass(frozen=True)
-class Where:
-    """The bus of a running data folder, or one that is named."""
-
-    folder: DataFolder
-    url: str | None = None
-    user: str | None = None
-
-    def settings(self) -> NatsSettings:
-        """Raises `StartRefused` where nothing runs on the folder."""
-        if self.url is not None:
-            password = os.environ.get(PASSWORD_VARIABLE)
-            return NatsSettings(
-                url=self.url, user=self.user, password=SecretStr(password) if password else None
-            )
-        state = self.folder.read_state() if self.folder.locked() else None
-        if state is None:
-            raise StartRefused(f"nothing runs on {self.folder.root.absolute()}; name a server with --nats")
-        try:
-            credentials = Credentials.load(self.folder.keys / secrets.CREDENTIALS)
-        except (OSError, ValueError) as error:
-            raise StartRefused(f"the credentials in {self.folder.keys} cannot be read: {error}") from error
-        return credentials.nats_settings("operator", state["nats"])
 
 
 def revision_in(path: Path) -> Revision:
@@ -94,33 +58,16 @@ def plan(where: Where, path: Path, pool: str | None, *, as_json: bool) -> int:
 
 
 async def _asked(settings: NatsSettings, revision: Revision, pool: str | None) -> dict[str, PlanAnswer]:
-    bus = await NatsBus.connect(
-        settings, "/polymorph/plan/0", SystemClock(), timeout_s=_ANSWER_S, wait_s=_CONNECT_S
-    )
-    try:
-        workers = await _workers(bus, pool)
+    async with connected(settings, "/polymorph/plan/0") as bus:
+        workers = [record.worker_id for record in await registered(bus, pool)]
         answers = await asyncio.gather(*(_answer(bus, worker, revision) for worker in workers))
-    finally:
-        await bus.close()
     return dict(zip(workers, answers, strict=True))
-
-
-async def _workers(bus: Bus, pool: str | None) -> list[str]:
-    found = []
-    for key in sorted(await bus.kv_keys(topology.WORKERS)):
-        try:
-            record = WorkerRecord.model_validate_json((await bus.kv_get(topology.WORKERS, key)).value or b"")
-        except (NotFound, ValidationError):
-            continue
-        if pool in {None, record.pool}:
-            found.append(record.worker_id)
-    return found
 
 
 async def _answer(bus: Bus, worker: str, revision: Revision) -> PlanAnswer:
     request = PlanChange(worker_id=worker, revision=revision)
     try:
-        return PlanAnswer.model_validate_json(await bus.request(request, timeout_s=_ANSWER_S))
+        return PlanAnswer.model_validate_json(await bus.request(request, timeout_s=ANSWER_S))
     except BusError as error:
         return PlanAnswer(ok=False, reason=f"no answer: {error}")
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, TypeAdapter
 
 from polymorph.events.base import Message
-from polymorph.events.values import PLACEMENT_ID, EngineSettings, Revision, SettingChange, Value, Way
+from polymorph.events.values import PLACEMENT_ID, EngineSettings, Revision, SettingChange, Share, Value, Way
 
 
 class Request(Message):
@@ -198,6 +198,13 @@ class CaptureTold(Value):
     definition: str
     calls: tuple[CapturedCall, ...]
     parts: Annotated[int, Field(ge=0)]
+    weight: Annotated[
+        Share, Field(description="of the operation's time meanwhile, the share of calls of the M asked for")
+    ] = 1.0
+    experts: Annotated[
+        tuple[Share, ...],
+        Field(description="of the token-expert pairs meanwhile, the share by expert, the busiest first"),
+    ] = ()
 
 
 class CapturePart(Value):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polymorph.events.values import EngineSettings, Revision, SlotHits, Value, Way
+from polymorph.events.values import EngineSettings, Revision, Share, SlotHits, Value, Way
 
 EMPTY = Revision(revision="empty")
 
@@ -127,4 +127,27 @@ class WorkerRecord(Value):
     ] = False
 
 
-STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord)
+class CapturedWorkload(Value):
+    """Bucket `workloads` (TTL), key = pool.definition.digest: real inputs that a worker gave, and where they lie.
+
+    `workload` is the digest of the Workload document in the object store `captures`, which names the inputs beside it.
+    """
+
+    pool: str
+    definition: str
+    workload: str
+    worker_id: str
+    model: str
+    m: Annotated[tuple[int, ...], Field(description="of each captured call")]
+    signature: Annotated[str, Field(description="buckets of M, with commas")]
+    size: Annotated[int, Field(ge=0, description="bytes of all inputs")]
+    weight: Share
+    experts: tuple[Share, ...] = ()
+    captured_at: dt.datetime
+    expires_at: dt.datetime
+
+    def key(self) -> str:
+        return f"{self.pool}.{self.definition}.{self.workload[:16]}"
+
+
+STATES: tuple[type[Value], ...] = (DesiredState, Quarantine, Freeze, WorkerRecord, CapturedWorkload)

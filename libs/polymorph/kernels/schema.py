@@ -113,6 +113,15 @@ class Solution(Document):
     x_polymorph: SolutionExtension = SolutionExtension()
 
 
+class CapturedFile(Document):
+    """The inputs of one call by their names, in a safetensors file of the object store."""
+
+    m: int
+    path: Annotated[
+        str, Field(description="sha256; in the store `captures` where they derive from users' text")
+    ]
+
+
 class WorkloadExtension(Document):
     weight: Annotated[float, Field(description="share of the operation's live time that has this shape")] = (
         1.0
@@ -129,6 +138,9 @@ class WorkloadExtension(Document):
         Field(
             description="share of token-expert pairs by expert, the busiest first; empty where there are none"
         ),
+    ] = ()
+    captures: Annotated[
+        tuple[CapturedFile, ...], Field(description="all calls; `inputs` names that of the largest M")
     ] = ()
 
 

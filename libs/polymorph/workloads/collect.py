@@ -1,23 +1,30 @@
 """Asks a worker for inputs of a slot, and keeps them as a Workload that expires."""
 
+import asyncio
 import base64
 import datetime as dt
 import hashlib
-import json
-import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import ValidationError
 
 from polymorph.bus import topology
 from polymorph.bus.port import Bus
 from polymorph.events.requests import CAPTURE, CaptureInputs, CapturePart, CaptureRefused, CaptureTold
+from polymorph.events.state import CapturedWorkload
 from polymorph.kernels.buckets import bucket
 from polymorph.kernels.definitions import definition_named
-from polymorph.kernels.schema import Workload, WorkloadExtension
+from polymorph.kernels.schema import CapturedFile, Workload, WorkloadExtension
+from polymorph.workloads import shelf
+from polymorph.workloads.tensors import NoTensors, places
 
-_MOST_HEADER = 1 << 20
 _FIRST_S = 15.0
+_NEXT_S = 15.0
+
+Heard = Callable[[CaptureTold, int], None]
+"""What was told, and how many of its parts are here."""
 
 
 class NotCaptured(RuntimeError):
@@ -38,7 +45,10 @@ class _Files:
     def take(self, part: CapturePart) -> None:
         if part.call >= len(self.data):
             raise NotCaptured(f"a part of call {part.call} of {len(self.data)}")
-        self.data[part.call] += base64.b64decode(part.content)
+        try:
+            self.data[part.call] += base64.b64decode(part.content, validate=True)
+        except ValueError as error:
+            raise NotCaptured(f"a part of call {part.call} is no base64") from error
         self.parts += 1
 
     def checked(self) -> list[tuple[int, bytes]]:
@@ -55,28 +65,53 @@ class _Files:
         return [(call.m, bytes(data)) for call, data in zip(self.told.calls, self.data, strict=True)]
 
 
-async def captured(bus: Bus, request: CaptureInputs, now: dt.datetime) -> tuple[str, Workload]:
-    """Captures, uploads each call's inputs and the Workload that names them; the Workload's digest in the store.
+async def captured(
+    bus: Bus, request: CaptureInputs, pool: str, now: dt.datetime, *, heard: Heard | None = None
+) -> tuple[CapturedWorkload, Workload]:
+    """Captures, and uploads each call's inputs with the Workload that names them, where who measures finds them.
 
     Raises:
         NotCaptured: the worker refused, nothing was called meanwhile, or not all came.
         Unavailable: no worker answers.
     """
     async with bus.converse(request, first_s=request.seconds + _FIRST_S) as answers:
-        files = (await _received(answers)).checked()
-    if not files:
+        files = await _received(answers, heard or _unheard)
+    told, calls = files.told, files.checked()
+    if not calls:
         raise NotCaptured(
             f"no call of {request.definition} with M from {request.min_m} to {request.max_m} in {request.seconds} s"
         )
-    stored = [(m, data, await bus.put_object(data, store=topology.CAPTURES)) for m, data in files]
-    workload = _workload(request, stored, now)
-    return await bus.put_object(workload.canonical(), store=topology.CAPTURES), workload
+    stored = [(m, data, await bus.put_object(data, store=topology.CAPTURES)) for m, data in calls]
+    workload = _workload(request, told, stored, now)
+    entry = CapturedWorkload(
+        pool=pool,
+        definition=request.definition,
+        workload=await bus.put_object(workload.canonical(), store=topology.CAPTURES),
+        worker_id=request.worker_id,
+        model=told.model,
+        m=tuple(m for m, _, _ in stored),
+        signature=workload.x_polymorph.signature,
+        size=sum(len(data) for _, data, _ in stored),
+        weight=told.weight,
+        experts=told.experts,
+        captured_at=now,
+        expires_at=now + dt.timedelta(seconds=topology.CAPTURES_AGE_S),
+    )
+    await shelf.put(bus, entry)
+    return entry, workload
 
 
-async def _received(answers: AsyncIterator[bytes]) -> _Files:
+def _unheard(told: CaptureTold, parts: int) -> None:
+    del told, parts
+
+
+async def _received(answers: AsyncIterator[bytes], heard: Heard) -> _Files:
     files: _Files | None = None
-    async for raw in answers:
-        answer = CAPTURE.validate_json(raw)
+    async for raw in _in_time(answers):
+        try:
+            answer = CAPTURE.validate_json(raw)
+        except ValidationError as error:
+            raise NotCaptured(f"the worker's answer is none: {error.errors()[0]['msg']}") from error
         if isinstance(answer, CaptureRefused):
             raise NotCaptured(answer.reason)
         if isinstance(answer, CaptureTold):
@@ -85,12 +120,27 @@ async def _received(answers: AsyncIterator[bytes]) -> _Files:
             raise NotCaptured("a part came before what it is of")
         else:
             files.take(answer)
-        if files is not None and files.parts == files.told.parts:
-            return files
+        if files is not None:
+            heard(files.told, files.parts)
+            if files.parts == files.told.parts:
+                return files
     raise NotCaptured("the worker ended before all parts came")
 
 
-def _workload(request: CaptureInputs, stored: list[tuple[int, bytes, str]], now: dt.datetime) -> Workload:
+async def _in_time(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Ends where the next answer is overdue."""
+    while True:
+        try:
+            async with asyncio.timeout(_NEXT_S):
+                answer = await anext(answers)
+        except (TimeoutError, StopAsyncIteration):
+            return
+        yield answer
+
+
+def _workload(
+    request: CaptureInputs, told: CaptureTold, stored: list[tuple[int, bytes, str]], now: dt.datetime
+) -> Workload:
     """The call of the largest M is the Workload's own; all of them stand in `captures`."""
     definition = definition_named(request.definition)
     largest, data, digest = max(stored, key=lambda each: each[0])
@@ -101,29 +151,26 @@ def _workload(request: CaptureInputs, stored: list[tuple[int, bytes, str]], now:
     }
     weights = {name: {"type": "random"} for name in definition.x_polymorph.packed_inputs}
     expires = now + dt.timedelta(seconds=topology.CAPTURES_AGE_S)
-    extension = WorkloadExtension.model_validate(
-        {
-            "weight": 1.0,
-            "signature": ",".join(str(m) for m in sorted({bucket(m) for m, _, _ in stored})),
-            "captured_at": now.isoformat(),
-            "expires_at": expires.isoformat(),
-            "source_position": request.worker_id,
-            "privacy": "captured",
-            "captures": [{"m": m, "path": each} for m, _, each in stored],
-        }
+    extension = WorkloadExtension(
+        weight=told.weight,
+        signature=",".join(str(m) for m in sorted({bucket(m) for m, _, _ in stored})),
+        captured_at=now.isoformat(),
+        expires_at=expires.isoformat(),
+        source_position=request.worker_id,
+        privacy="captured",
+        expert_histogram=told.experts,
+        captures=tuple(CapturedFile(m=m, path=each) for m, _, each in stored),
     )
     return Workload(uuid=digest[:32], axes={"M": largest}, inputs=inputs | weights, x_polymorph=extension)
 
 
 def _tensors(content: bytes) -> list[str]:
-    """Names of the tensors of a safetensors file, read without torch.
+    """Names of the tensors of a file.
 
     Raises:
-        NotCaptured: it is none.
+        NotCaptured: it is no safetensors file.
     """
     try:
-        (length,) = struct.unpack_from("<Q", content, 0)
-        header = json.loads(content[8 : 8 + min(length, _MOST_HEADER)])
-    except (struct.error, ValueError) as error:
-        raise NotCaptured("what the worker sent is no safetensors file") from error
-    return [name for name in header if name != "__metadata__"]
+        return list(places(content))
+    except NoTensors as error:
+        raise NotCaptured(f"what the worker sent cannot be read: {error}") from error

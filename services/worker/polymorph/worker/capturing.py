@@ -5,13 +5,14 @@ import base64
 import hashlib
 import logging
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from polymorph.bus.errors import BusError
 from polymorph.config.clock import Clock
 from polymorph.engine.loading.admission import Refused
+from polymorph.engine.loading.counters import Counters
 from polymorph.events.requests import (
     CapturedCall,
     CaptureInputs,
@@ -19,6 +20,8 @@ from polymorph.events.requests import (
     CaptureRefused,
     CaptureTold,
 )
+from polymorph.kernels.buckets import bucket
+from polymorph.worker.domain.steps import histogram
 from polymorph.worker.seats import Engines
 
 _log = logging.getLogger(__name__)
@@ -55,14 +58,15 @@ class Capturing:
         """What was captured and then its bytes, or the reason why nothing was."""
         if self._allowed != "content":
             yield CaptureRefused(
-                reason="the capture of content is off in this worker's configuration: `capture: content` allows it"
+                reason="the capture of content is off in this worker's configuration: `capture: content` in its section "
+                "`worker`, or POLYMORPH_WORKER_CAPTURE=content, allows it from its next start on"
             )
             return
         if self._change.locked():
             yield CaptureRefused(reason="the worker is changing its kernels; ask again")
             return
         try:
-            files = await self._captured(request)
+            files, counted = await self._captured(request)
         except (Refused, BusError) as error:
             yield CaptureRefused(reason=str(error))
             return
@@ -75,17 +79,20 @@ class Capturing:
                 for m, data in files
             ),
             parts=sum(-(-len(data) // PART_BYTES) for _, data in files),
+            weight=weight(counted.nanoseconds.get(request.definition, {}), (m for m, _ in files)),
+            experts=histogram(counted.experts.get(request.definition, ())),
         )
         for index, (_, data) in enumerate(files):
             for begin in range(0, len(data), PART_BYTES):
                 piece = base64.b64encode(data[begin : begin + PART_BYTES]).decode()
                 yield CapturePart(call=index, content=piece)
 
-    async def _captured(self, request: CaptureInputs) -> list[tuple[int, bytes]]:
-        """M and the safetensors file of each call."""
+    async def _captured(self, request: CaptureInputs) -> tuple[list[tuple[int, bytes]], Counters]:
+        """M and the safetensors file of each call, and what was counted meanwhile."""
         folder = self._scratch / hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:16]
         async with self._change:
             engine = self._engines.engine
+            before = await engine.counters()
             await engine.capture(
                 request.definition,
                 request.calls,
@@ -98,9 +105,19 @@ class Capturing:
             await self._clock.sleep(request.seconds)
             try:
                 calls = await engine.captured(folder)
-                return await asyncio.to_thread(_read, calls)
+                counted = (await engine.counters()).since(before)
+                return await asyncio.to_thread(_read, calls), counted
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def weight(spent: Mapping[str, int], captured: Iterable[int]) -> float:
+    """Of the time that an operation took by bucket of M, the share of those buckets that were captured; 1 where no time
+    was told.
+    """
+    total = sum(spent.values())
+    buckets = {str(bucket(m)) for m in captured}
+    return sum(ns for upper, ns in spent.items() if upper in buckets) / total if total > 0 else 1.0
 
 
 def _read(calls: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
