@@ -155,5 +155,11 @@ class PolymorphExtension:
         folder = os.environ.get(FLIGHT_VARIABLE)
         if folder and not getattr(self, "_flight", False):
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-            _SLOTS.ops.open_flight(str(Path(folder) / f"rank-{getattr(self, 'rank', 0)}.flight"))
+            _SLOTS.ops.open_flight(str(Path(folder) / f"rank-{self._rank_of_all()}.flight"))
             self._flight = True
+
+    def _rank_of_all(self) -> int:
+        """Counted on over data-parallel engines, which may share the folder."""
+        parallel = getattr(self, "parallel_config", None)
+        engine = int(getattr(parallel, "data_parallel_index", 0))
+        return engine * int(getattr(parallel, "world_size", 1)) + int(getattr(self, "rank", 0))

@@ -1,7 +1,8 @@
 """The flight record: which kernel call a rank of the engine is in, in a small file mapped into memory.
 
 The dispatcher writes it around each call of a kernel, so that after a death there is a witness, and a call that does
-not end can be seen from outside. `$POLYMORPH_FLIGHT_DIR/rank-<rank>.flight`, 128 bytes, little endian:
+not end can be seen from outside. `$POLYMORPH_FLIGHT_DIR/rank-<rank>.flight`, 128 bytes, little endian; ranks count on over
+data-parallel engines:
 
     0   int64  CLOCK_MONOTONIC nanoseconds when the call in flight began; 0 when none is in flight
     8   int64  epoch of the table that the call came from

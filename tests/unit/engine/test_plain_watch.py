@@ -1,5 +1,6 @@
 """A plain server brings its engine to what its folder says; the engine here only takes notes."""
 
+import asyncio
 import hashlib
 import os
 import sys
@@ -13,10 +14,12 @@ import pytest
 from polymorph.bus.errors import Retryable
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.extension import PolymorphExtension
 from polymorph.engine.flight import FlightRecord, in_flight
 from polymorph.engine.loading.admission import Fence, Refused
-from polymorph.engine.plain import front, server
+from polymorph.engine.plain import front, server, watch
 from polymorph.engine.plain.folder import KernelFolder, NotThere
+from polymorph.engine.plain.patience import again_s
 from polymorph.engine.plain.settings import PlainSettings
 from polymorph.engine.plain.watch import Watch
 from polymorph.engine.provenance import RUNNING
@@ -201,7 +204,7 @@ async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: Ho
     flights.mkdir()
     with FlightRecord(flights, 0) as record:
         record.begin(artifact, 1, 5)
-    server._quarantine(house.folder, flights)
+    server._quarantine(house.folder, server.OwnFlights(flights, front_of(0)))
     assert house.folder.quarantined({artifact, "cd" * 32}) == {artifact}
     assert list(flights.iterdir()) == []
     house.desire(1, artifact, named=True)
@@ -213,7 +216,7 @@ async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: Ho
 def test_an_engine_that_is_ended_in_a_kernel_did_not_die_of_it(died: bool, tmp_path: Path) -> None:
     ended: list[Any] = []
     llm: Any = SimpleNamespace(errored=died, shutdown=lambda **named: ended.append(named["timeout"]))
-    departure = server.Departure(llm, tmp_path)
+    departure = server.Departure(llm, server.OwnFlights(tmp_path, front_of(0)))
     with FlightRecord(tmp_path, 0) as record:
         record.begin("ab" * 32, 1, 5)
         llm.shutdown(timeout=3)
@@ -223,9 +226,90 @@ def test_an_engine_that_is_ended_in_a_kernel_did_not_die_of_it(died: bool, tmp_p
         assert bool(in_flight(tmp_path)) is died
 
 
+def front_of(*engines: int, world: int = 1) -> Any:
+    """A front of these data-parallel engines, of `world` ranks each."""
+    return SimpleNamespace(
+        engine_core=SimpleNamespace(engine_ranks_managed=list(engines)),
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(world_size=world)),
+    )
+
+
+def test_of_several_engines_over_one_folder_each_front_blames_its_own_kernels(
+    house: House, tmp_path: Path
+) -> None:
+    flights = tmp_path / "flight"
+    flights.mkdir()
+    mine, others = "ab" * 32, "cd" * 32
+    with FlightRecord(flights, 1) as one, FlightRecord(flights, 2) as two:
+        one.begin(others, 1, 5)
+        two.begin(mine, 1, 5)
+        server._quarantine(house.folder, server.OwnFlights(flights, front_of(1, world=2)))
+        assert house.folder.quarantined({mine, others}) == {mine}
+        assert [each.name for each in flights.iterdir()] == ["rank-1.flight"]
+        server._quarantine(house.folder, server.OwnFlights(flights, front_of(0, world=2)))
+    assert house.folder.quarantined({mine, others}) == {mine, others}
+
+
+def test_ranks_count_on_over_data_parallel_engines() -> None:
+    parallel = SimpleNamespace(data_parallel_index=2, world_size=4)
+    rank_of_all: Any = PolymorphExtension._rank_of_all
+    assert rank_of_all(SimpleNamespace(parallel_config=parallel, rank=3)) == 11
+    assert rank_of_all(SimpleNamespace(rank=3)) == 3
+
+
+async def test_an_error_that_nobody_foresaw_ends_one_look_and_not_the_watch(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(watch, "again_s", lambda failures: pauses.append(failures) or 0.0)
+    monkeypatch.setattr(watch, "POLL_S", 0.005)
+    house.desire(1, "a")
+    house.notes.fault = KeyError("nobody foresaw it")
+    watching = asyncio.create_task(house.watch.run())
+    async with asyncio.timeout(10):
+        while not pauses or max(pauses) < 3:
+            await asyncio.sleep(0.005)
+        status = house.folder.status()
+        assert status is not None
+        assert (status.state, status.revision) == ("waiting", "empty")
+        assert "tried again: KeyError: 'nobody foresaw it'" in status.reason
+        house.notes.fault = None
+        while house.watch.revision.revision != "a":
+            await asyncio.sleep(0.005)
+    house.notes.alive = False
+    await watching
+    assert house.notes.runs == [digest("a")]
+
+
+async def test_a_front_that_cannot_begin_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[Any] = []
+
+    async def serve(settings: PlainSettings, llm: Any, args: Any) -> None:
+        begun.append(llm)
+        if len(begun) < 3:
+            raise RuntimeError("no disk")
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(front, "again_s", lambda failures: 0.0)
+    monkeypatch.setenv("POLYMORPH_KERNELS", str(tmp_path))
+    await front._watch(SimpleNamespace(engine_client="llm", args=None))
+    assert begun == ["llm"] * 3
+    assert "no disk" in caplog.text
+    monkeypatch.setenv("POLYMORPH_MIN_ISOLATION", "strong")
+    await front._watch(SimpleNamespace(engine_client="llm", args=None))
+    assert len(begun) == 3  # what cannot become right is not tried again
+
+
+def test_it_is_never_long_until_the_next_try() -> None:
+    pauses = [again_s(failures) for failures in range(1, 100)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (1.0, 30.0)
+
+
 def test_of_several_fronts_one_leads_and_the_others_name_what_it_says(house: House) -> None:
-    llm = SimpleNamespace(engine_core=SimpleNamespace(engine_ranks_managed=[0, 1]))
-    other = SimpleNamespace(engine_core=SimpleNamespace(engine_ranks_managed=[2]))
+    llm, other = front_of(0, 1), front_of(2)
     path = server._lock_file(house.folder, llm)
     assert path != server._lock_file(house.folder, other)
     with path.open("a") as first, path.open("a") as second:

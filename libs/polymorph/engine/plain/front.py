@@ -16,6 +16,7 @@ from typing import Any
 from polymorph.engine.flight import FLIGHT_VARIABLE
 from polymorph.engine.hooks.hook import HookMissing, expect, expect_parameters, hindrance
 from polymorph.engine.launch import EXTENSION
+from polymorph.engine.plain.patience import again_s
 from polymorph.engine.plain.settings import KERNELS_VARIABLE, PlainSettings
 from polymorph.engine.provenance import Application, Receive, RevisionHeader, Scope, Send
 
@@ -45,15 +46,26 @@ class HotLoading:
 
 
 async def _watch(state: Any) -> None:
+    """Runs until the engine is dead; whatever tuning does, serving outlives it."""
     try:
         settings = PlainSettings.read()
-        if settings.folder is None:
-            return
-        from polymorph.engine.plain.server import serve  # noqa: PLC0415 - only where it is asked for
+    except ValueError as error:
+        _log.error("no hot loading: %s; serving goes on", error)
+        return
+    if settings.folder is None:
+        return
+    from polymorph.engine.plain import server  # noqa: PLC0415 - only where it is asked for
 
-        await serve(settings, state.engine_client, state.args)
-    except Exception:  # noqa: BLE001 - whatever tuning does, serving outlives it
-        _log.exception("hot loading has ended; serving goes on")
+    failures = 0
+    while True:
+        try:
+            await server.serve(settings, state.engine_client, state.args)
+        except Exception:  # noqa: BLE001 - it is tried again
+            failures += 1
+            _log.exception("hot loading begins again in %.0f s; serving goes on", again_s(failures))
+            await asyncio.sleep(again_s(failures))
+        else:
+            return
 
 
 def probe() -> None:

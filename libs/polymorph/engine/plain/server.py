@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polymorph.config.clock import Clock, SystemClock
-from polymorph.engine.flight import FLIGHT_VARIABLE, in_flight
+from polymorph.engine.flight import FLIGHT_VARIABLE, Flight, in_flight, path_of
 from polymorph.engine.launch import EXTENSION
 from polymorph.engine.loading.admission import Fence
 from polymorph.engine.loading.engine import SlottedEngine
@@ -54,30 +54,47 @@ async def _lead(settings: PlainSettings, folder: KernelFolder, llm: Any, args: A
     if not is_token(pool):
         _log.error("POLYMORPH_POOL %r: use only A-Z a-z 0-9 _ and -", pool)
         return
-    flights = Path(os.environ.get(FLIGHT_VARIABLE, settings.flights))
+    flights = OwnFlights(Path(os.environ.get(FLIGHT_VARIABLE, settings.flights)), llm)
     _quarantine(folder, flights)
-    departure = Departure(llm, flights)
     watch = _wired(settings, pool, folder, llm, clock)
+    departure = Departure(llm, flights)
     try:
         await watch.run()
     finally:
         if llm.errored and not departure.meant:
             _quarantine(folder, flights)
         else:
-            _forget(flights)
+            flights.forget()
+
+
+class OwnFlights:
+    """Flight records of the engines behind this front: of one folder, those of other data-parallel engines are others'."""
+
+    def __init__(self, folder: Path, llm: Any) -> None:
+        self._folder = folder
+        world = llm.vllm_config.parallel_config.world_size
+        self._ranks = [engine * world + rank for engine in _engines(llm) for rank in range(world)]
+
+    def in_flight(self) -> tuple[Flight, ...]:
+        return tuple(flight for flight in in_flight(self._folder) if flight.rank in self._ranks)
+
+    def forget(self) -> None:
+        """What runs from here on is no witness: the engine's processes go on writing to files without a name."""
+        for rank in self._ranks:
+            path_of(self._folder, rank).unlink(missing_ok=True)
 
 
 class Departure:
     """Tells an engine that is ended from one that died: vLLM ends it before the application that stands over it."""
 
-    def __init__(self, llm: Any, flights: Path) -> None:
+    def __init__(self, llm: Any, flights: OwnFlights) -> None:
         self.meant = False
         native = llm.shutdown
 
         def shutdown(*arguments: Any, **named: Any) -> Any:
             if not llm.errored:
                 self.meant = True
-                _forget(flights)
+                flights.forget()
             return native(*arguments, **named)
 
         llm.shutdown = shutdown
@@ -113,9 +130,13 @@ def _served_name(args: Any) -> str:
 
 def _lock_file(folder: KernelFolder, llm: Any) -> Path:
     """Fronts of one engine, or of one set of data-parallel engines, elect one of them."""
-    managed = getattr(llm.engine_core, "engine_ranks_managed", [0])
-    group = hashlib.sha256(repr(list(managed)).encode()).hexdigest()[:8]
+    group = hashlib.sha256(repr(_engines(llm)).encode()).hexdigest()[:8]
     return folder.path / f".front-{group}.lock"
+
+
+def _engines(llm: Any) -> list[int]:
+    """Data-parallel engines behind this front, of which there is one where nothing is said."""
+    return list(getattr(llm.engine_core, "engine_ranks_managed", [0]))
 
 
 def _locked(descriptor: int) -> bool:
@@ -132,17 +153,11 @@ def _follow(folder: KernelFolder) -> None:
         RUNNING.revision = status.revision
 
 
-def _quarantine(folder: KernelFolder, flights: Path) -> None:
+def _quarantine(folder: KernelFolder, flights: OwnFlights) -> None:
     """An engine that ended within a kernel would end there again."""
-    for flight in in_flight(flights):
+    for flight in flights.in_flight():
         _log.error(
             "kernel %s was being called when the engine ended: it is quarantined", flight.artifact[:12]
         )
         folder.quarantine(flight.artifact, f"the engine ended in call {flight.calls} of rank {flight.rank}")
-    _forget(flights)
-
-
-def _forget(flights: Path) -> None:
-    """What runs from here on is no witness: the engine's processes go on writing to files without a name."""
-    for path in flights.glob("rank-*.flight"):
-        path.unlink(missing_ok=True)
+    flights.forget()

@@ -13,6 +13,7 @@ from polymorph.engine.loading.engine import SlottedEngine
 from polymorph.engine.loading.loader import Loader
 from polymorph.engine.loading.target import target
 from polymorph.engine.plain.folder import KernelFolder, Stamp
+from polymorph.engine.plain.patience import again_s
 from polymorph.engine.plain.status import PlainStatus, Refusal, counted, engaged
 from polymorph.engine.provenance import RUNNING
 from polymorph.events.state import EMPTY, DesiredState
@@ -48,10 +49,19 @@ class Watch:
         self.revision = EMPTY
 
     async def run(self) -> None:
-        """Runs until cancelled, or until the engine is dead."""
+        """Runs until cancelled, or until the engine is dead: an error that nobody foresaw ends one look alone."""
+        failures = 0
         while self._engine.alive:
-            await self.step()
-            await self._clock.sleep(POLL_S)
+            try:
+                await self.step()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - the next look may be right; what runs goes on meanwhile
+                failures += 1
+                _log.exception(
+                    "this look at %s failed, the next is in %.0f s", self._folder.path, again_s(failures)
+                )
+                await self._told(error)
+            await self._clock.sleep(again_s(failures) if failures else POLL_S)
 
     async def step(self) -> None:
         """Looks once, does what is to be done, and says how it stands; never raises for what was refused."""
@@ -67,6 +77,13 @@ class Watch:
             await self._say(state, reason)
         except (Retryable, OSError) as error:
             _log.error("status.json is not written: %s", error)
+
+    async def _told(self, error: Exception) -> None:
+        """In status.json too, unless that is what failed."""
+        try:
+            await self._say("waiting", f"unforeseen, and tried again: {type(error).__name__}: {error}")
+        except Exception:  # noqa: BLE001 - it was logged as the first error was
+            _log.exception("status.json does not tell of it")
 
     def _hear(self) -> None:
         stamp = self._folder.stamp()
