@@ -252,7 +252,7 @@ class WorkerRefused(Event):
 
     pool: str
     worker_id: str
-    generation: int
+    generation: Annotated[int, Field(description="-1 where the desired state could not be read")]
     revision: str
     reason: str
 

@@ -29,6 +29,7 @@ from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, PromoterSignature, Reordered
+from polymorph.events.types import WorkerRefused
 from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision, Way
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
@@ -571,6 +572,37 @@ async def test_one_lease_has_the_host_though_both_ask_while_it_breathes(house: H
 def test_slot_bindings_are_plain_values() -> None:
     binding = SlotBinding(DEFINITION, 1, 8, "/x.so", "a")
     assert SlotBinding.of(vars(binding)) == binding
+
+
+async def test_a_desired_state_that_cannot_be_read_is_told_once_and_the_next_good_one_is_loaded(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    publish = house.bus.publish
+
+    async def listening(message: Any) -> int:
+        if isinstance(message, WorkerRefused):
+            assert message.generation == -1
+            told.append(message.reason)
+        return await publish(message)
+
+    monkeypatch.setattr(house.bus, "publish", listening)
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    await house.answer(1)
+    bad = (b"\xff{", b"\xff{", b'{"pool": "p", "generation": "many"}', b"[]")
+    for value, count in zip(bad, (1, 1, 2, 3), strict=True):
+        await house.bus.kv_put(topology.DESIRED, "p", value)
+        async with asyncio.timeout(60):
+            while len(told) < count:
+                await asyncio.sleep(0.01)
+        assert _engaged(house) == [kernel.artifact]
+    await house.desire(2)
+    assert (await house.answer(2))["kernels"] == []
+    assert _engaged(house) == []
+    assert len(told) == 3
+    assert all("right would be a DesiredState in JSON" in reason for reason in told)
+    assert "generation: Input should be a valid integer" in told[1]
 
 
 async def test_a_lossy_kernel_waits_until_no_request_runs_and_salts_the_cache(house: House) -> None:

@@ -170,8 +170,9 @@ class Worker:
         self._convergence = Convergence(
             self._pool, settings.worker_id, fence, self._seats, changing, faults, loader_for, self._clock
         )
-        self._convergence.loaded = dataclasses.replace(
-            self._convergence.loaded, receipt=await changing.now() if self._tuned else None
+        service = self._convergence.service
+        service.loaded = dataclasses.replace(
+            service.loaded, receipt=await changing.now() if self._tuned else None
         )
         leasing = HostLeasing(
             self._pool,

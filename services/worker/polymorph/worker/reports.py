@@ -1,6 +1,7 @@
 """What a worker tells of the revisions that it was asked to run."""
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from polymorph.worker.loading import InForce
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 2.0
+_REMEMBERED = 1000
 
 
 class Reports:
@@ -22,7 +24,7 @@ class Reports:
         self._pool = pool
         self._worker_id = worker_id
         self._clock = clock
-        self._told_refusals: set[tuple[int, str, str]] = set()
+        self._told_refusals: deque[tuple[int, str, str]] = deque(maxlen=_REMEMBERED)
 
     async def loaded(self, bus: Bus, generation: int, loaded: InForce, load_s: float) -> None:
         _log.info(
@@ -55,7 +57,6 @@ class Reports:
     async def refused(self, bus: Bus, generation: int, revision: str, reason: str) -> None:
         if (generation, revision, reason) in self._told_refusals:
             return
-        self._told_refusals.add((generation, revision, reason))
         _log.error("refused %s of generation %d: %s", revision, generation, reason)
         await _until_told(
             lambda: bus.publish(
@@ -69,6 +70,7 @@ class Reports:
             ),
             self._clock,
         )
+        self._told_refusals.append((generation, revision, reason))
 
 
 def _told(receipt: Receipt | None) -> dict[str, Any]:

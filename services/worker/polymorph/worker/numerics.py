@@ -1,0 +1,49 @@
+"""What a change of numerics asks of the requests that run, and of the cache that they wrote."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from weakref import WeakKeyDictionary
+
+from polymorph.bus.errors import BusError
+from polymorph.engine.loading.admission import Refused
+from polymorph.events.state import Reordered
+from polymorph.events.values import Revision
+from polymorph.worker.adapters.engine import Engine
+from polymorph.worker.changing import Changes
+from polymorph.worker.domain.numerics import identity, waits_for
+
+_log = logging.getLogger(__name__)
+
+TakeBack = Callable[[], Awaitable[None]]
+
+
+class Salts:
+    """No request reads prefix cache that was written under other numerics. Stock engines are never salted."""
+
+    def __init__(self) -> None:
+        self._salts: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
+
+    async def salt(self, engine: Engine, revision: Revision) -> None:
+        salt = identity(revision)
+        if salt != self._salts.get(engine):
+            await engine.scheduler.salt(salt)
+            self._salts[engine] = salt
+
+
+@contextlib.asynccontextmanager
+async def settled_for(
+    changes: Changes, now: Revision, goal: Revision, reordered: Reordered, take_back: TakeBack
+) -> AsyncIterator[None]:
+    """Where the change of numerics asks for it, inside no request runs; a change that fails is taken back inside."""
+    reason = waits_for(now, goal, reordered)
+    if reason is None:
+        yield
+        return
+    _log.info("%s waits until no request runs: %s", goal.revision, reason)
+    async with changes.settled():
+        try:
+            yield
+        except (Refused, BusError):
+            await take_back()
+            raise
