@@ -36,7 +36,14 @@ POOL, WORKER = "bench", "w1"
 STREAMS, TOKENS = 8, 256
 LIVE = ({"max_num_seqs": 4}, {"max_num_seqs": 8})
 ENGINE = ({"block_size": 64}, {"block_size": 32})
-_START_S, _CHANGE_S, _CALM_S = 400.0, 300.0, 10.0
+QUICK = os.environ.get("QUICK", "") not in {"", "0"}
+STEPS = [*LIVE, *LIVE, ENGINE[0]] if QUICK else [*LIVE, *LIVE, ENGINE[0], *LIVE, ENGINE[1]] * 2
+_START_S, _CHANGE_S, _CALM_S = 400.0, 300.0, 5.0 if QUICK else 10.0
+_BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - _BEGAN:6.1f} s  {text}", flush=True)
 
 
 @dataclass
@@ -210,15 +217,14 @@ class Bench:
         raise SystemExit("the event stream ended")
 
 
-async def measured(folder: Path, *, quick: bool) -> dict[str, Any]:
+async def measured(folder: Path) -> dict[str, Any]:
     bench, seen = Bench(folder), Seen()
-    steps = [*LIVE, *LIVE, ENGINE[0]] if quick else [*LIVE, *LIVE, ENGINE[0], *LIVE, ENGINE[1]] * 2
-    began = time.monotonic()
+    say("a worker starts, which takes about a minute")
     async with bench.running() as bus:
-        print(f"the worker serves after {time.monotonic() - began:.0f} s")
+        say("the worker serves")
         load = Load(bench.url, seen)
         await asyncio.sleep(_CALM_S)
-        changes = [await _timed(bench, bus, seen, settings) for settings in steps]
+        changes = [await _timed(bench, bus, seen, settings) for settings in STEPS]
         seen.phase = "calm"
         await load.end()
     return _report(seen, changes)
@@ -226,6 +232,7 @@ async def measured(folder: Path, *, quick: bool) -> dict[str, Any]:
 
 async def _timed(bench: Bench, bus: NatsBus, seen: Seen, settings: dict[str, Any]) -> dict[str, Any]:
     seen.phase = "engine" if "block_size" in settings else "live"
+    say(f"{settings} is asked for")
     began = time.monotonic()
     answer = await bench.change(bus, settings)
     seconds = time.monotonic() - began
@@ -234,7 +241,7 @@ async def _timed(bench: Bench, bus: NatsBus, seen: Seen, settings: dict[str, Any
     in_force = {name: answer["settings"][name] for name in settings}
     if in_force != settings:
         raise SystemExit(f"{settings} was asked for, {in_force} is in force")
-    print(f"{settings}: {answer['way']}, {seconds:.2f} s, stood {answer['stood_s'] * 1e3:.2f} ms")
+    say(f"{settings}: {answer['way']}, {seconds:.2f} s, stood {answer['stood_s'] * 1e3:.2f} ms")
     await asyncio.sleep(1.0)
     return {"way": answer["way"], "seconds": seconds, "stood_s": answer["stood_s"]}
 
@@ -262,11 +269,7 @@ def _report(seen: Seen, changes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        print(
-            json.dumps(
-                asyncio.run(measured(Path(folder), quick=os.environ.get("QUICK", "") not in {"", "0"}))
-            )
-        )
+        print(json.dumps({"benchmark": "settings"} | asyncio.run(measured(Path(folder)))))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmarks.hotload [--model DIR] [--swaps 200] [--streams 8]
 
-Every swap is a signed desired state that one more kernel differs in; the worker verifies, tests, engages and reads it
-back. Blocks with swaps and blocks without alternate under the same streams. The last line is one JSON object.
+Every swap is a signed desired state that one kernel differs in; the worker verifies, tests, engages and reads it back.
+Blocks with swaps and blocks without alternate under the same streams. Beside it, while nothing changes: what empty slots,
+a call and a profiled step cost. The last line is one JSON object; docs/benchmarks.md says how to read it.
 """
 
 import argparse
@@ -13,165 +14,104 @@ import os
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-from benchmarks.hotload.artifacts import kernels_for, operation
-from benchmarks.hotload.house import Failed, House, house
-from benchmarks.hotload.measures import empty_slots, slot_call_us
-from benchmarks.hotload.streams import PROMPTS, Answer, Streams, ask
+from benchmarks.hotload.agreement import Agreement
+from benchmarks.hotload.artifacts import kernels_for, one_each
+from benchmarks.hotload.house import House, house
+from benchmarks.hotload.still import Still
+from benchmarks.hotload.streams import Streams, p99
+from benchmarks.hotload.swaps import Kernels, Span, Swapping, Swaps
 
 from polymorph.engine.hooks import HOOKS
-from polymorph.events.values import KernelBinding
 from polymorph.kernels.isa import hardware_fingerprint
 
 ROOT = Path(__file__).parents[2]
-QUICK = bool(os.environ.get("QUICK"))
+QUICK = os.environ.get("QUICK", "") not in {"", "0"}
 TOKENS = 96
 MOST_M = 8
-BLOCK_SWAPS = 10
-VARIANTS = 5
-
-
-@dataclass
-class Swaps:
-    """What was swapped, and when."""
-
-    done: int = 0
-    failed: int = 0
-    reasons: list[str] = field(default_factory=list)
-    artifacts: set[str] = field(default_factory=set)
-    operations: set[str] = field(default_factory=set)
-    seconds: list[float] = field(default_factory=list)
-    paused_s: list[float] = field(default_factory=list)
-    blocks: list[tuple[tuple[float, float], tuple[float, float]]] = field(default_factory=list)
-    """Pairs of (begin, end): with swaps, without."""
+_BEGAN = time.monotonic()
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+    print(f"{time.monotonic() - _BEGAN:6.1f} s  {text}", flush=True)
 
 
-async def definitions(home: House) -> list[str]:
-    """What the worker has slots for, one definition an operation and two where there are many layers."""
-    from polymorph.bus import topology  # noqa: PLC0415
-    from polymorph.events.state import WorkerRecord  # noqa: PLC0415
-
-    async with asyncio.timeout(60):
-        while True:
-            for key in await home.bus.kv_keys(topology.WORKERS):
-                entry = await home.bus.kv_get(topology.WORKERS, key)
-                record = WorkerRecord.model_validate_json(entry.value or b"")
-                if record.slots:
-                    return list(record.slots)
-            await asyncio.sleep(0.5)
+def still_costs(still: Still, options: argparse.Namespace) -> dict[str, float]:
+    """While the worker has nothing to do, and no stream runs."""
+    still.ready()
+    say("two engines to compare, with the product's own slots and without, are warm")
+    call = still.call_us(5 if QUICK else 25)
+    say(f"a slot adds {call['slot_us']:.2f} us to {call['bare_us']:.2f} us of the bare operator")
+    tokens = 64 if QUICK else 128
+    empty = still.empty_slots(options.rounds, tokens, say)
+    profiled = still.profiled(options.rounds, tokens, say)
+    return {"slot_call_us": call["slot_us"], **empty, **profiled}
 
 
-async def swap(home: House, table: dict[str, KernelBinding], swaps: Swaps, changed: KernelBinding) -> None:
-    """Promotes the table with one kernel changed; counts it as failed where it did not come to run."""
-    wanted = {**table, changed.definition: changed}
+async def swapped(home: House, options: argparse.Namespace) -> dict[str, Any]:
+    """Streams: first with empty slots, then while kernels are loaded for the first time, then while they are swapped."""
+    streams = Streams(home.url, options.streams, TOKENS)
+    running = asyncio.create_task(streams.run())
+    called = await home.called(MOST_M)
+    say(f"the traffic calls {', '.join(called)}")
+    kernels: Kernels = {}
+    for name in one_each(called) if QUICK else called:
+        made = await kernels_for(home, name, options.variants, MOST_M)
+        if len(made) > 1:
+            kernels[name] = made
+    say(f"{sum(map(len, kernels.values()))} kernels of {len(kernels)} definitions are built and signed")
     began = time.monotonic()
-    try:
-        told = await home.promote(tuple(wanted.values()))
-    except Failed as error:
-        swaps.failed += 1
-        swaps.reasons.append(f"{changed.definition}: {str(error)[:200]}")
-        return
-    served = told["served"]
-    if not (isinstance(served, dict) and served.get(changed.artifact, 0) > 0):
-        swaps.failed += 1
-        swaps.reasons.append(f"{changed.definition}: {changed.artifact[:12]} was engaged and served nothing")
-        return
-    table[changed.definition] = changed
-    swaps.done += 1
-    swaps.artifacts.add(changed.artifact)
-    swaps.operations.add(operation(changed.definition))
-    swaps.seconds.append(time.monotonic() - began)
-    swaps.paused_s.append(float(str(told["paused_s"])))
+    await asyncio.sleep(options.calm_s)
+    calm = (began, time.monotonic())
+    swapping = Swapping(home, say)
+    first = await swapping.first_loads(kernels)
+    swaps = await swapping.blocks(kernels, options.swaps, options.block)
+    streams.stop()
+    await running
+    return report(streams, calm, first, swaps)
 
 
-async def swapped(home: House, kernels: dict[str, tuple[KernelBinding, ...]], count: int) -> Swaps:
-    """Blocks of swaps, each followed by as long a block without, until `count` swaps were tried."""
-    swaps = Swaps()
-    table: dict[str, KernelBinding] = {}
-    names = list(kernels)
-    say(f"first load of {sum(map(len, kernels.values()))} kernels: verified and self-tested, each once")
-    for variant in range(VARIANTS):
-        for name in names:
-            if variant < len(kernels[name]):
-                await swap(home, table, Swaps(), kernels[name][variant])
-    tried = 0
-    while tried < count:
-        began = time.monotonic()
-        for _ in range(min(BLOCK_SWAPS, count - tried)):
-            name = names[tried % len(names)]
-            choices = [
-                each for each in kernels[name] if each.artifact != getattr(table.get(name), "artifact", "")
-            ]
-            await swap(home, table, swaps, choices[tried // len(names) % len(choices)])
-            tried += 1
-        middle = time.monotonic()
-        await asyncio.sleep(middle - began)
-        swaps.blocks.append(((began, middle), (middle, time.monotonic())))
-        say(
-            f"{tried} of {count} swaps, {swaps.failed} failed, {statistics.median(swaps.seconds or [0]):.2f} s each"
-        )
-    return swaps
-
-
-def p99(answers: list[Answer], within: tuple[float, float]) -> float:
-    gaps = sorted(gap for answer in answers for at, gap in answer.gaps if within[0] <= at < within[1])
-    return gaps[int(len(gaps) * 0.99)] if gaps else float("nan")
-
-
-async def reference(url: str) -> tuple[dict[int, str], float]:
-    """Greedy texts of the engine's own code at eight streams, and how often it agrees with itself alone."""
-    async with aiohttp.ClientSession() as session:
-        alone = [await ask(session, url, number, TOKENS) for number in range(len(PROMPTS))]
-        together = await asyncio.gather(
-            *(ask(session, url, number, TOKENS) for number in range(len(PROMPTS)))
-        )
-    texts = {answer.prompt: answer.text for answer in together}
-    return texts, statistics.fmean(answer.text == texts[answer.prompt] for answer in alone)
-
-
-async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    slots = tuple(options.slots.split(","))
-    async with house(folder, options.model, slots, options.streams) as home:
-        found = await definitions(home)
-        say(f"the worker has slots for {', '.join(found)}")
-        texts, incumbent = await reference(home.url)
-        kernels = {}
-        for name in found:
-            made = await kernels_for(home, name, options.variants, MOST_M)
-            if len(made) > 1:
-                kernels[name] = made
-        streams = Streams(home.url, options.streams, TOKENS)
-        running = asyncio.create_task(streams.run())
-        swaps = await swapped(home, kernels, options.swaps)
-        streams.stop()
-        await running
+def report(streams: Streams, calm: Span, first: Swaps, swaps: Swaps) -> dict[str, Any]:
     answers = streams.answers
-    ratios = [p99(answers, one) / p99(answers, other) for one, other in swaps.blocks]
+    agreement = Agreement([answer for answer in answers if answer.within(calm)])
+    changing = [answer for answer in answers if answer.began >= calm[1] and answer.whole]
+    pairs = [(p99(answers, one), p99(answers, other)) for one, other in swaps.blocks]
+    loading = [p99(answers, one) / p99(answers, other) for one, other in first.blocks]
     return {
         "swaps": swaps.done,
         "operations": len(swaps.operations),
         "artifacts": len(swaps.artifacts),
-        "failed_swaps": swaps.failed,
-        "reasons": sorted(set(swaps.reasons))[:5],
+        "first_loads": first.done,
+        "failed_swaps": swaps.failed + first.failed,
+        "reasons": sorted({*first.reasons, *swaps.reasons})[:5],
         "requests": len(answers),
         "failed": sum(not answer.ok for answer in answers),
         "truncated": sum(answer.ok and not answer.whole for answer in answers),
-        "greedy_agreement": round(statistics.fmean(a.text == texts[a.prompt] for a in answers), 3),
-        "greedy_agreement_incumbent": round(incumbent, 3),
-        "itl_p99_ratio": round(statistics.median(ratios), 3),
-        "itl_p99_ratio_worst_block": round(max(ratios), 3),
-        "swap_seconds": round(statistics.median(swaps.seconds), 3),
-        "engine_paused_s": round(statistics.median(swaps.paused_s), 5),
+        "greedy_agreement": agreement.of(changing),
+        "greedy_agreement_incumbent": agreement.incumbent,
+        "itl_p99_ratio": statistics.median(one / other for one, other in pairs),
+        "itl_p99_ratio_highest": max(one / other for one, other in pairs),
+        "itl_p99_ms": statistics.median(one for one, _ in pairs) * 1e3,
+        "itl_p99_ms_without": statistics.median(other for _, other in pairs) * 1e3,
+        "itl_p99_ratio_first_loads": statistics.median(loading),
+        "swap_s": statistics.median(swaps.seconds or [0.0]),
+        "first_load_s": statistics.median(first.seconds or [0.0]),
+        "engine_paused_ms": statistics.median(swaps.paused_s or [0.0]) * 1e3,
         "by_operation": sorted(swaps.operations),
     }
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    slots = tuple(options.slots.split(","))
+    say("a worker and two engines to compare start, which takes a minute or two")
+    with Still(options.model, folder / "still.log") as still:
+        async with house(folder, options.model, slots, options.streams) as home:
+            say("the worker is ready")
+            costs = await asyncio.to_thread(still_costs, still, options)
+            still.close()
+            return await swapped(home, options) | costs
 
 
 def main() -> None:
@@ -179,31 +119,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tiny-dense")
     parser.add_argument("--slots", default=",".join(HOOKS), help="slots of the worker's engine")
     parser.add_argument("--swaps", type=int, default=20 if QUICK else 200)
-    parser.add_argument("--variants", type=int, default=2 if QUICK else VARIANTS, help="kernels a definition")
+    parser.add_argument("--block", type=int, default=5 if QUICK else 10, help="swaps without a rest")
+    parser.add_argument("--variants", type=int, default=2 if QUICK else 3, help="kernels a definition")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3 if QUICK else 11)
+    parser.add_argument(
+        "--calm-s", type=float, default=4.0 if QUICK else 20.0, help="streams before any swap"
+    )
+    parser.add_argument("--rounds", type=int, default=6 if QUICK else 24, help="pairs of engines")
     options = parser.parse_args()
     options.model = options.model.resolve()
     with tempfile.TemporaryDirectory(prefix="polymorph-hotload-") as folder:
         found = asyncio.run(measure(options, Path(folder)))
-    say("what a call of a slot costs")
-    call = slot_call_us(5 if QUICK else 25)
-    say(f"{call['slot_us']:.2f} us beside {call['bare_us']:.2f} us of the bare operator")
-    from polymorph.engine.launch import DEFAULT_SLOTS  # noqa: PLC0415
-
-    empty = empty_slots(options.model, DEFAULT_SLOTS, options.rounds, 64 if QUICK else 128, say)
-    print(
-        json.dumps(
-            {
-                "benchmark": "hotload",
-                "model": options.model.name,
-                "hardware": hardware_fingerprint(),
-                **found,
-                "slot_call_us": round(call["slot_us"], 3),
-                **{name: round(value, 5) for name, value in empty.items()},
-            }
-        )
-    )
+    told = {"benchmark": "hotload", "model": options.model.name, "hardware": hardware_fingerprint()}
+    rounded = {name: round(each, 5) if isinstance(each, float) else each for name, each in found.items()}
+    print(json.dumps(told | rounded))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """The kernels that are swapped: of the catalogue and of the compiler's agents, built, signed and put where workers look."""
 
+import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchmarks.hotload.house import House
 
 from polymorph.compiler.domain.agents.proposer import propose_for
+from polymorph.config.folders import cache_folder
 from polymorph.events.values import KernelBinding, Numerics
-from polymorph.kernels.build import BuildFailed, build
+from polymorph.kernels.build import BuildFailed
 from polymorph.kernels.catalogue import solutions
+from polymorph.kernels.catalogue.artifacts import built
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Cpu, Isa
-from polymorph.kernels.layout import layout_digest
 from polymorph.kernels.schema import Definition, Manifest, Solution
 from polymorph.kernels.signing import sign_manifest
 from polymorph.kernels.toolchain import detect_toolchain, run_command
@@ -20,6 +22,14 @@ from polymorph.kernels.toolchain import detect_toolchain, run_command
 def operation(definition: str) -> str:
     """The operation that a definition is of, without its sizes."""
     return definition_named(definition).op_type
+
+
+def one_each(definitions: Iterable[str]) -> list[str]:
+    """The first definition of each operation."""
+    chosen: dict[str, str] = {}
+    for name in definitions:
+        chosen.setdefault(operation(name), name)
+    return list(chosen.values())
 
 
 async def kernels_for(house: House, definition: str, count: int, max_m: int) -> tuple[KernelBinding, ...]:
@@ -48,14 +58,13 @@ def _covers(solution: Solution, max_m: int) -> bool:
 
 async def _signed(house: House, solution: Solution, max_m: int) -> KernelBinding | None:
     """None where the solution does not build here."""
-    folder = house.folder / "build" / solution.digest()[:16]
     toolchain = detect_toolchain()
     try:
-        built = build(solution, folder, toolchain, run_command)
+        made = await asyncio.to_thread(built, solution, cache_folder() / "catalogue", toolchain, run_command)
     except BuildFailed:
         return None
     definition = definition_named(solution.definition)
-    artifact = await house.bus.put_object(built.content())
+    artifact = await house.bus.put_object(made.path.read_bytes())
     manifest = Manifest(
         artifact=artifact,
         definition=definition.name,
@@ -64,7 +73,7 @@ async def _signed(house: House, solution: Solution, max_m: int) -> KernelBinding
         hardware=Cpu.read().fingerprint,
         isa=_tier(solution),
         toolchain=toolchain.digest,
-        layout=layout_digest(solution),
+        layout=made.layout,
         numerics=Numerics(solution.x_polymorph.numerics),
         min_m=1,
         max_m=max_m,

@@ -5,19 +5,21 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 from benchmarks.demo.stack import Process
 
 from polymorph.bus import topology
+from polymorph.bus.errors import NotFound
 from polymorph.bus.nats import NatsBus
+from polymorph.bus.port import StreamRecord
 from polymorph.bus.provision import provision
 from polymorph.bus.server import NatsServer
 from polymorph.config.clock import SystemClock
 from polymorph.embedded.folder import free_port
-from polymorph.events.state import DesiredState, Mode, PromoterSignature
+from polymorph.events.state import DesiredState, Mode, PromoterSignature, WorkerRecord
 from polymorph.events.values import KernelBinding, Revision
 from polymorph.kernels.signing import Role, Signer, Trust
 
@@ -25,6 +27,7 @@ POOL = "bench"
 WORKER = "bench-0"
 _START_S = 900.0
 _LOADED_S = 300.0
+_COUNTED_S = 60.0
 
 
 class Failed(RuntimeError):
@@ -42,6 +45,7 @@ class House:
     promoter: Signer
     worker: Process
     generation: int = 0
+    _answers: dict[int, asyncio.Future[dict[str, object]]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -58,14 +62,13 @@ class House:
         """
         self.generation += 1
         generation = self.generation
-        told = asyncio.create_task(self._told(generation))
-        await asyncio.sleep(0)
-        name = f"g{generation}" if kernels else "empty"
+        answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._answers[generation] = answer
         state = DesiredState(
             pool=POOL,
             generation=generation,
             mode=Mode.CANARY,
-            stable=Revision(revision=name, kernels=kernels),
+            stable=Revision(revision=f"g{generation}", kernels=kernels),
         )
         signature = PromoterSignature(
             key_id=self.promoter.key_id, signature=self.promoter.sign(state.signed_content())
@@ -74,22 +77,48 @@ class House:
         await self.bus.kv_put(topology.DESIRED, POOL, signed.model_dump_json().encode())
         try:
             async with asyncio.timeout(_LOADED_S):
-                return await told
+                told = await answer
         except TimeoutError as error:
             raise Failed(
                 f"the worker has not told of generation {generation}: {_last_words(self.worker)}"
             ) from error
+        if "reason" in told:
+            raise Failed(f"refused: {told['reason']}")
+        return told
 
-    async def _told(self, generation: int) -> dict[str, object]:
-        after = None if generation > 1 else "0-0"
-        async for record in self.bus.events(subjects="polymorph.evt.worker.>", after=after):
-            data = getattr(getattr(record, "envelope", None), "data", None)
-            if not isinstance(data, dict) or data.get("generation") != generation:
-                continue
-            if "reason" in data:
-                raise Failed(f"refused: {data['reason']}")
-            return data
-        raise Failed("the stream of events ended")
+    async def listen(self) -> None:
+        """Runs until cancelled: hears what the worker tells."""
+        async for record in self.bus.events(subjects="polymorph.evt.worker.>", after="0-0"):
+            if isinstance(record, StreamRecord):
+                data = dict(record.envelope.data)
+                answer = self._answers.pop(int(str(data.get("generation", -1))), None)
+                if answer is not None:
+                    answer.set_result(data)
+
+    async def called(self, most_m: int) -> list[str]:
+        """The definitions that the traffic of now calls with as many tokens, as the worker counts them.
+
+        Raises:
+            Failed: none is called.
+        """
+        before = await self._calls(most_m)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_COUNTED_S):
+                while True:
+                    now = await self._calls(most_m)
+                    found = [name for name, calls in now.items() if calls > before.get(name, 0)]
+                    if found:
+                        return found
+                    await asyncio.sleep(0.5)
+        raise Failed(f"the worker counts no call of {most_m} tokens: {_last_words(self.worker)}")
+
+    async def _calls(self, m: int) -> dict[str, int]:
+        try:
+            entry = await self.bus.kv_get(topology.WORKERS, WORKER)
+        except NotFound:
+            return {}
+        record = WorkerRecord.model_validate_json(entry.value or b"")
+        return {hit.definition: hit.calls.get(str(m), 0) for hit in record.hits}
 
 
 @asynccontextmanager
@@ -110,7 +139,12 @@ async def house(folder: Path, model: Path, slots: tuple[str, ...], streams: int)
         await worker.start()
         try:
             await _until_ready(worker, port)
-            yield House(folder, port, bus, evaluator, promoter, worker)
+            home = House(folder, port, bus, evaluator, promoter, worker)
+            listening = asyncio.create_task(home.listen())
+            try:
+                yield home
+            finally:
+                listening.cancel()
         finally:
             await worker.stop()
             await bus.close()

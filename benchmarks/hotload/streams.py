@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -30,6 +31,10 @@ class Answer:
     whole: bool
     began: float
     pieces: list[float] = field(default_factory=list)
+
+    def within(self, span: tuple[float, float]) -> bool:
+        """Whether it began and ended in a span of monotonic seconds."""
+        return self.whole and span[0] <= self.began and self.pieces[-1] < span[1]
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
@@ -95,3 +100,9 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: int, tokens: int
     answer.text = "".join(text)
     answer.whole = done and counted == tokens
     return answer
+
+
+def p99(answers: Iterable[Answer], within: tuple[float, float]) -> float:
+    """The gap in seconds that one in a hundred of those exceeds that ended in a span; NaN where none did."""
+    gaps = sorted(gap for answer in answers for at, gap in answer.gaps if within[0] <= at < within[1])
+    return gaps[int(len(gaps) * 0.99)] if gaps else float("nan")

@@ -70,6 +70,8 @@ class Loader:
     min_isolation: Isolation = Isolation.FILTERED
     toolchains: frozenset[str] = frozenset()
     tested: set[tuple[str, str, int, int]] = field(default_factory=set)
+    inspected: set[tuple[str, bool, str]] = field(default_factory=set)
+    """Artifacts whose bytes kept the rules for what their manifests say of them: bytes of one digest stay the same."""
 
     async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
         """Fetches, verifies and tests the kernels of `revision`.
@@ -118,7 +120,7 @@ class Loader:
             toolchains=self.toolchains,
         )  # fmt: skip
         content = await self.artifacts.library(kernel.artifact)
-        _inspect(content, manifest)
+        await self._look_into(content, manifest)
         held = self.libraries.hold(kernel.artifact, content)
         binding = SlotBinding(
             definition=kernel.definition,
@@ -132,6 +134,13 @@ class Loader:
         )
         await self._test(binding, held, str(kernel.numerics), level)
         return binding
+
+    async def _look_into(self, content: bytes, manifest: Manifest) -> None:
+        key = (manifest.artifact, manifest.layout is not None, manifest.isa)
+        if key not in self.inspected:
+            # Milliseconds of Python: the event loop that streams tokens is not kept from them.
+            await asyncio.to_thread(_inspect, content, manifest)
+            self.inspected.add(key)
 
     async def _test(self, binding: SlotBinding, held: HeldLibrary, numerics: str, level: Isolation) -> None:
         key = (binding.artifact, binding.definition, binding.min_m, binding.max_m)

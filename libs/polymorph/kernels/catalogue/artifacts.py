@@ -60,10 +60,11 @@ def artifacts(
     tier = detect_isa() if isa is None else isa
     place = (folder or cache_folder()) / "catalogue"
     toolchain = detect_toolchain()
-    return tuple(_artifact(each, place, toolchain, runner) for each in solutions(definition, tier)[:most])
+    return tuple(built(each, place, toolchain, runner) for each in solutions(definition, tier)[:most])
 
 
-def _artifact(solution: Solution, place: Path, toolchain: Toolchain, runner: CommandRunner) -> Artifact:
+def built(solution: Solution, place: Path, toolchain: Toolchain, runner: CommandRunner) -> Artifact:
+    """A solution as a library in the folder `place`, compiled and inspected where it is not there yet; raises likewise."""
     layout = layout_digest(solution)
     known = place / f"{solution.digest()}-{toolchain.digest}"
     if known.exists():
@@ -73,9 +74,9 @@ def _artifact(solution: Solution, place: Path, toolchain: Toolchain, runner: Com
             return Artifact(solution, path, digest, layout)
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        built = build(solution, Path(folder), toolchain, runner)
-        inspect_library(built.content(), packs=layout is not None, isa=solution_isa(solution))
-        path = built.path.replace(place / f"{built.digest}.so")
-        (Path(folder) / "known").write_text(built.digest)
+        made = build(solution, Path(folder), toolchain, runner)
+        inspect_library(made.content(), packs=layout is not None, isa=solution_isa(solution))
+        path = made.path.replace(place / f"{made.digest}.so")
+        (Path(folder) / "known").write_text(made.digest)
         (Path(folder) / "known").replace(known)
-    return Artifact(solution, path, built.digest, layout)
+    return Artifact(solution, path, made.digest, layout)

@@ -134,6 +134,7 @@ class Worker:
         fence = Fence(self._pool, trust, seen.read(), seen.write)
 
         tested: set[tuple[str, str, int, int]] = set()
+        inspected: set[tuple[str, bool, str]] = set()
         libraries = Libraries()
 
         def loader_for(bus: Bus, engine: Engine) -> Loader:
@@ -145,6 +146,7 @@ class Worker:
                 isa=self._cpu.isa,
                 scratch=settings.data_dir.resolve() / "selftest",
                 tested=tested,
+                inspected=inspected,
                 libraries=libraries,
                 min_isolation=settings.isolation(),
                 toolchains=settings.trusted_toolchains(),

@@ -26,7 +26,7 @@ class ArtifactFolder:
 
     async def manifest(self, digest: str) -> SignedManifest:
         """Raises `Refused` where the object is no signed manifest, or too large for one."""
-        content = await self._object(digest, _MANIFEST_BYTES, "a manifest")
+        content = await self._fetched(digest, "json", _MANIFEST_BYTES, "a manifest")
         try:
             return SignedManifest.model_validate_json(content)
         except ValidationError as error:
@@ -40,11 +40,14 @@ class ArtifactFolder:
         Raises:
             Refused: the object's bytes do not, or are too many.
         """
-        path = self._folder / f"{digest}.so"
+        return await self._fetched(digest, "so", MOST_BYTES, "a library")
+
+    async def _fetched(self, digest: str, suffix: str, at_most: int, what: str) -> bytes:
+        path = self._folder / f"{digest}.{suffix}"
         content = _kept(path)
         if content is not None and _digest(content) == digest:
             return content
-        content = await self._object(digest, MOST_BYTES, "a library")
+        content = await self._object(digest, at_most, what)
         try:
             self._keep(path, content)
         except OSError as error:
@@ -68,7 +71,7 @@ class ArtifactFolder:
 
 
 def _kept(path: Path) -> bytes | None:
-    """The file's first bytes, one more than a library may have: a longer file has another digest."""
+    """The file's first bytes, one more than anything here may have: a longer file has another digest."""
     try:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1)
