@@ -114,6 +114,17 @@ async def test_a_live_change_is_read_back_after_a_step(monkeypatch: pytest.Monke
     assert settings_of(seat.launch) == settings_of(BASE)
 
 
+async def test_memory_is_counted_only_where_a_second_engine_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, counted = Worker(monkeypatch), []
+    await worker.start()
+    monkeypatch.setattr(memory, "held_by", lambda processes: counted.append(1) or 0)
+    assert (await worker.plan()).way is Way.NOTHING
+    assert (await worker.plan(max_num_seqs=4)).way is Way.LIVE
+    assert not counted
+    assert (await worker.plan(block_size=32)).way is Way.ENGINE
+    assert counted
+
+
 async def test_an_engine_that_does_not_do_as_it_says_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(monkeypatch)
     seat = await worker.start()

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 _DRAFT = "speculative_model"
 _LOOKS, _LOOK_S = 10, 0.03
+_NOT_ASKED = Room(0, 0, known=False)
 
 EngageOn = Callable[[Engine], Awaitable[None]]
 """Makes an engine run the kernels of a revision."""
@@ -94,6 +95,10 @@ class Changing:
         if seat is None:
             raise Retryable("the engine is being restarted")
         running = await self._running(seat)
+        planned = plan(running, settings, slots, room=_NOT_ASKED, generation=generation)
+        if not planned.new_engine:
+            return planned
+        # Only now: who counts an engine's pages keeps it from mapping memory, for as long as many steps take.
         room = await asyncio.to_thread(self._room, seat, settings)
         return plan(running, settings, slots, room=room, generation=generation)
 
