@@ -187,6 +187,26 @@ def test_what_scratch_held_before_does_not_matter_to_an_honest_kernel(gates) -> 
     assert "two runs on equal inputs" in outcome.reason
 
 
+def test_an_honest_norm_is_right_in_place_too(gates) -> None:
+    outcome = gates.correct(gates.norm(""))
+    assert outcome.passed, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("hook", "output"),
+    [
+        ("for (int64_t i = 0; i < m * h; ++i) y[i] = 0;", "y"),
+        ("if (sum == residual) carried = 2;", "residual_out"),
+    ],
+)
+def test_outputs_in_the_memory_of_inputs_are_tried(gates, hook: str, output: str) -> None:
+    """The first clears its output before it reads; the second looks where it was called."""
+    outcome = gates.correct(gates.norm(hook))
+    assert (outcome.gate, outcome.verdict) == (Gate.G2_CORRECT, Verdict.FAILED)
+    assert outcome.status is TraceStatus.INCORRECT_NUMERICAL
+    assert f"in place: {output} gets other bits" in outcome.reason
+
+
 def test_less_precision_is_noticed_at_a_single_weight(gates) -> None:
     outcome = gates.correct(gates.solution(layout=("if (bits & 0xffff) return 1;", "")))
     assert outcome.verdict is Verdict.FAILED

@@ -19,8 +19,10 @@ extern "C" int32_t pm_run(const pm_context *context, const pm_tensor *in, int32_
     for (int64_t i = 0; i < h; ++i) squares += (static_cast<double>(a[i]) + b[i]) * (static_cast<double>(a[i]) + b[i]);
     const double scale = 1 / __builtin_sqrt(squares / h + *eps);
     for (int64_t i = 0; i < h; ++i) {
-      to[i] = factor * static_cast<float>((static_cast<double>(a[i]) + b[i]) * scale * weight[i]);
-      kept[i] = carried * (a[i] + b[i]);
+      const double wide = static_cast<double>(a[i]) + b[i];  // read before either is written: outputs may be inputs
+      const float added = a[i] + b[i];
+      to[i] = factor * static_cast<float>(wide * scale * weight[i]);
+      kept[i] = carried * added;
     }
   }
   return 0;

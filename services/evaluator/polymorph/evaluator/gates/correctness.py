@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,19 +15,17 @@ from polymorph.evaluator.adapters.sandbox.lane import (
 )
 from polymorph.evaluator.domain.budget import Errors, astray, beyond
 from polymorph.evaluator.domain.cases import Case, checked_columns, largest_tried, plan, spoiled, weights
-from polymorph.evaluator.domain.number import Array, Floats, load, poisoned
+from polymorph.evaluator.domain.number import Array, Floats, load
 from polymorph.evaluator.domain.operation import Expected, Operation, expected
 from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive, passed
 from polymorph.evaluator.gates.calling import (
     WEIGHTS,
     Inputs,
-    Outputs,
     inputs,
-    send_inputs,
     send_weight,
-    specs,
 )
 from polymorph.evaluator.gates.subject import GateFailed, Subject
+from polymorph.evaluator.gates.trial import Trial
 from polymorph.events.values import Gate, Numerics
 from polymorph.kernels.schema import TraceStatus
 from polymorph.sandbox.sealed import sealed
@@ -88,7 +86,7 @@ class Correctness:
             if op.packs:
                 process.ask("pack", arm="native", name=WEIGHTS, weights=[spec])
             for item in prepared:
-                with _Call(process, op, item, self._call_s) as call:
+                with Trial(process, op, item.case, item.given, self._call_s) as call:
                     found[item.case.name] = call.run("native", weights=WEIGHTS)
         return found
 
@@ -106,11 +104,12 @@ class Correctness:
         with self._lane.process({"candidate": [sealed("kernel", library)]}) as process:
             self._pack(process, subject, weight)
             for item in prepared:
-                with _Call(process, op, item, self._call_s) as call:
+                with Trial(process, op, item.case, item.given, self._call_s) as call:
                     first, second = (call.run("candidate", rubbish=value) for value in _RUBBISH)
                     if first is None or second is None:
                         continue
                     _same(item.case, first, second)
+                    _as_apart(item.case, first, call.in_place("candidate", rubbish=_RUBBISH[0]))
                 _add(errors, op, item, first)
                 _unchecked(op, item, first, native[item.case.name], absolute)
                 bitwise = bitwise and _equal(first, native[item.case.name])
@@ -142,55 +141,13 @@ class Correctness:
         x[:, column] = 1
         given = inputs(op, case, changed, rng, given=x)
         item = _Prepared(case, given, {})
-        with _Call(process, op, item, self._call_s) as call:
+        with Trial(process, op, item.case, item.given, self._call_s) as call:
             output = call.run("candidate", rubbish=_RUBBISH[0])
         if output is None or load(output["y"], op.dtype)[0, row] != changed[row, column]:
             raise GateFailed(
                 f"weight[{row}, {column}] = {changed[row, column]!r} was packed with less precision: pm_pack must "
                 f"return non-zero for a value that its storage does not hold exactly"
             )
-
-
-class _Call:
-    """One case in one process: maps what it needs, runs it, unmaps."""
-
-    def __init__(self, process: Process, op: Operation, item: _Prepared, call_s: float) -> None:
-        self._process, self._op, self._item, self._call_s = process, op, item, call_s
-        self._outputs = Outputs(op, item.case)
-        self._specs: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Self:
-        send_inputs(self._process, self._item.given)
-        self._specs = self._outputs.send(self._process)
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._outputs.close()
-        if kind is None:
-            names = [*self._item.given.tensors, *(f"out-{name}" for name in self._outputs.windows)]
-            self._process.ask("unmap", names=names)
-
-    def run(self, arm: str, *, rubbish: int = 0, weights: str = "") -> Any:
-        """The outputs; None where the kernel refused a call that it may refuse."""
-        case = self._item.case
-        self._outputs.poison()
-        answer = self._process.ask(
-            "call", arm=arm, load=0, inputs=specs(self._op, self._item.given), outputs=self._specs,
-            rubbish=rubbish, weights=weights, timeout_s=self._call_s,
-        )  # fmt: skip
-        rc = answer["rc"]
-        if rc == -1001:
-            raise GateFailed(f"case {case.name}: changed the floating-point control word", hack=True)
-        if rc != 0:
-            if case.may_refuse:
-                return None
-            raise GateFailed(f"case {case.name}: returned {rc} for M = {case.m}, which it claims to serve")
-        outputs = self._outputs.read()
-        for name, stored in outputs.items():
-            left = poisoned(stored, self._op.dtype)
-            if left:
-                raise GateFailed(f"case {case.name}: {left} elements of {name} were never written")
-        return outputs
 
 
 def _prepare(subject: Subject, weight: Floats, rng: np.random.Generator) -> list[_Prepared]:
@@ -244,6 +201,18 @@ def _unchecked(
 def _same(case: Case, first: dict[str, Array], second: dict[str, Array]) -> None:
     if not _equal(first, second):
         raise GateFailed(f"case {case.name}: two runs on equal inputs gave other bits")
+
+
+def _as_apart(case: Case, apart: dict[str, Array], shared: dict[str, Array] | None) -> None:
+    """A kernel that reads what it has written over is right only where outputs have memory of their own."""
+    if shared is None:
+        return
+    for name, stored in apart.items():
+        if stored.tobytes() != shared[name].tobytes():
+            raise GateFailed(
+                f"case {case.name}, in place: {name} gets other bits where outputs lie in the memory of inputs, as the "
+                f"definition lets them: read an element before its place is written"
+            )
 
 
 def _equal(first: dict[str, Array], second: dict[str, Array]) -> bool:
