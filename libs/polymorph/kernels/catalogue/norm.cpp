@@ -1,20 +1,15 @@
 // $title
-#include "polymorph_kernel.h"
+#include "vectors.h"
 
 namespace {
 
 constexpr int64_t H = $h;
-constexpr int LANES = $lanes;         // floats in a vector
 constexpr int CHAINS = $chains;       // independent sums of squares
 constexpr bool KEEP = $keep;          // rows are kept widened between the passes, instead of read again
 constexpr int64_t GRAIN = $grain;     // rows that a thread takes at least
 constexpr bool FUSED = $fused;        // the residual is added first
-using scalar = $given;
 
 constexpr int64_t STEP = LANES * CHAINS;
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 struct Job {
   const scalar *x, *residual, *weight;
@@ -24,27 +19,6 @@ struct Job {
   char *scratch;
   int64_t scratch_bytes;
 };
-
-inline uint16_t narrow(float value) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 64);
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-inline float get(const float *from) { return *from; }
-inline float get(const uint16_t *from) { return __builtin_bit_cast(float, uint32_t(*from) << 16); }
-inline void put(float *to, float value) { *to = value; }
-inline void put(uint16_t *to, float value) { *to = narrow(value); }
-inline vec get_vector(const float *from) { return *reinterpret_cast<const vec *>(from); }
-inline vec get_vector(const uint16_t *from) {
-  return (vec)(__builtin_convertvector(*reinterpret_cast<const halves *>(from), words) << 16);
-}
-inline void put_vector(float *to, vec value) { *reinterpret_cast<vec *>(to) = value; }
-inline void put_vector(uint16_t *to, vec value) {
-  const words bits = (words)value;
-  const words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 64;
-  const words is_nan = (words)((bits & 0x7fffffffu) > 0x7f800000u);
-  *reinterpret_cast<halves *>(to) = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), halves);
-}
 
 // Stores the sum where there is a residual, keeps the row where that is asked for, and gives its sum of squares.
 float first_pass(const scalar *x, const scalar *residual, scalar *summed, float *kept) {
@@ -99,10 +73,6 @@ void rows(void *argument, int64_t begin, int64_t end, int32_t thread) {
   }
 }
 
-inline bool is_rows(const pm_tensor &t, int64_t m) {
-  return t.ndim == 2 && t.dtype == $dtype && t.sizes[0] == m && t.sizes[1] == H && t.strides[1] == 1;
-}
-
 }  // namespace
 
 extern "C" int32_t pm_run(const pm_context *context, const pm_tensor *in, int32_t inputs, const pm_tensor *out,
@@ -111,8 +81,8 @@ extern "C" int32_t pm_run(const pm_context *context, const pm_tensor *in, int32_
   if (context->abi_version != PM_ABI_VERSION || inputs != 3 + FUSED || outputs != 1 + FUSED) return 1;
   const pm_tensor &x = in[0], &residual = in[FUSED], &weight = in[1 + FUSED], &eps = in[2 + FUSED];
   const int64_t m = x.sizes[0];
-  if (!is_rows(x, m) || !is_rows(residual, m) || !is_rows(out[0], m) || !is_rows(out[FUSED], m)) return 1;
-  if (weight.dtype != $dtype || weight.sizes[0] != H || weight.strides[0] != 1 || eps.dtype != PM_F32) return 1;
+  if (!is_rows(x, m, H) || !is_rows(residual, m, H) || !is_rows(out[0], m, H) || !is_rows(out[FUSED], m, H)) return 1;
+  if (!is_line(weight, H) || eps.dtype != PM_F32) return 1;
   if (KEEP && context->scratch_bytes < H * 4) return 2;
   Job job{static_cast<const scalar *>(x.data), static_cast<const scalar *>(residual.data),
           static_cast<const scalar *>(weight.data), static_cast<scalar *>(out[0].data),

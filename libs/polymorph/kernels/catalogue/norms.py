@@ -13,7 +13,9 @@ _TITLES = {
 }
 
 
-def norm_source(definition: Definition, *, lanes: int, chains: int, keep: bool, grain: int) -> SourceFile:
+def norm_sources(
+    definition: Definition, *, lanes: int, chains: int, keep: bool, grain: int
+) -> tuple[SourceFile, ...]:
     """One kernel. `keep`: rows stay widened in scratch between the two passes; `grain`: rows of a thread at least."""
     element, code = ELEMENT[definition.inputs["x"].dtype]
     fused = "residual" in definition.inputs
@@ -28,7 +30,7 @@ def norm_source(definition: Definition, *, lanes: int, chains: int, keep: bool, 
         "given": element,
         "dtype": code,
     }
-    return rendered("norm.cpp", values)
+    return rendered("norm.cpp", values), rendered("vectors.h", values, "vectors.h")
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ def norm_solutions(definition: Definition, isa: Isa) -> tuple[Solution, ...]:
 
 
 def _solution(definition: Definition, isa: Isa, variant: _Variant) -> Solution:
-    source = norm_source(
+    sources = norm_sources(
         definition, lanes=LANES[isa], chains=variant.chains, keep=variant.keep, grain=variant.grain
     )
     return catalogue_solution(
-        definition, variant.label(), isa, (source,), pattern="vector-norm", params=asdict(variant)
+        definition, variant.label(), isa, sources, pattern="vector-norm", params=asdict(variant)
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from polymorph.compiler.domain.agents.choices import as_text, changes, from_text
 from polymorph.compiler.domain.agents.linear import VECTORS
-from polymorph.kernels.catalogue.norms import norm_source
+from polymorph.kernels.catalogue.norms import norm_sources
 from polymorph.kernels.catalogue.solution import ONE_THREAD
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Definition, SourceFile
@@ -82,11 +82,10 @@ class NormVocabulary:
         return pattern if pattern.grain in self._choices["grain"] else None
 
     def sources(self, pattern: NormPattern) -> tuple[SourceFile, ...]:
-        source = norm_source(
+        return norm_sources(
             self._definition,
             lanes=pattern.lanes,
             chains=pattern.chains,
             keep=pattern.keep,
             grain=pattern.grain,
         )
-        return (source,)
