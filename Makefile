@@ -46,7 +46,7 @@ lock: ## Pin what .venv holds now (needs uv in it)
 test: setup ## All tests that run without containers, the real servers and the real engine among them
 	@$(BIN)/python -m pytest -m "not slow" --timeout 600 -n $(WORKERS) $(ARGS)
 
-test-slow: setup ## What takes minutes: two workers that restart in turn, an engine with experts
+test-slow: setup ## What takes minutes: two workers that restart in turn, engines with experts
 	@$(BIN)/python -m pytest -m slow --timeout 900 $(ARGS)
 
 test-fast: setup ## Only the quick ones: no server, no engine

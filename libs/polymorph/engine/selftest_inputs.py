@@ -14,6 +14,8 @@ Inputs = dict[str, Any]
 
 _DEFAULTS = {"eps": 1e-5}
 """Scalars that a capture need not hold, since every value near it serves as well."""
+_MOST_BYTES = 128 << 20
+"""What the rows of a sample read and write at most, weights apart: a row of attention reads all of its context."""
 
 
 class Unfit(ValueError):
@@ -44,12 +46,15 @@ def samples(definition: Definition, calls: list[Inputs], rows: tuple[int, ...]) 
         Unfit: what was captured is no call of the definition.
     """
     axis = definition.x_polymorph.bucket_axis
+    for call in calls:
+        _check(definition, call)
     if not any(_integer(spec) for spec in definition.inputs.values()):
         calls = [_joined(definition, calls, axis)]
     optional = definition.x_polymorph.optional_inputs
     for index in range(max(len(calls), len(rows))):
-        count = rows[index % len(rows)]
-        inputs = _shaped(definition, calls[index % len(calls)], axis, count)
+        call = calls[index % len(calls)]
+        count = min(rows[index % len(rows)], _affordable(definition, call, axis))
+        inputs = _shaped(definition, call, axis, count)
         absent = [name for name in optional if inputs[name] is None]
         filled = _filled(definition, inputs, absent)
         # What was captured has no such input; another layer of the definition may. Tried in turn, and first of all.
@@ -75,13 +80,18 @@ def _shaped(definition: Definition, call: Inputs, axis: str, count: int) -> Inpu
         if spec.shape is None:
             shaped[name] = _scalar(definition, name, call.get(name), spec.dtype)
         elif name not in call:
-            if name not in definition.x_polymorph.optional_inputs:
-                raise Unfit(f"no input {name} was captured, and {definition.name} has no call without")
             shaped[name] = None
         else:
-            _check(definition, name, call[name])
             shaped[name] = call[name] if whole else _cut(call[name], spec, axis, count)
     return shaped
+
+
+def _affordable(definition: Definition, call: Inputs, axis: str) -> int:
+    """How many rows of this call are quick to compute by the references too; one at least."""
+    sizes = _sizes(definition, {name: call.get(name) for name in definition.inputs})
+    # The expression is our own text, of this very installation.
+    one, two = (int(eval(definition.x_polymorph.bytes, {}, sizes | {axis: m})) for m in (1, 2))  # noqa: S307
+    return max(1, _MOST_BYTES // max(1, two - one))
 
 
 def _depends(spec: TensorSpec, axis: str) -> bool:
@@ -108,7 +118,15 @@ def _scalar(definition: Definition, name: str, captured: Any, dtype: str) -> Any
     raise Unfit(f"no value of the scalar {name} of {definition.name} was captured")
 
 
-def _check(definition: Definition, name: str, tensor: Any) -> None:
+def _check(definition: Definition, call: Inputs) -> None:
+    for name, spec in definition.inputs.items():
+        if spec.shape is not None and name in call:
+            _check_tensor(definition, name, call[name])
+        elif spec.shape is not None and name not in definition.x_polymorph.optional_inputs:
+            raise Unfit(f"no input {name} was captured, and {definition.name} has no call without")
+
+
+def _check_tensor(definition: Definition, name: str, tensor: Any) -> None:
     spec = definition.inputs[name]
     shape = spec.shape or ()
     fits = tensor.ndim == len(shape) and all(

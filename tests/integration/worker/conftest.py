@@ -146,10 +146,19 @@ class House:
 
     async def engaged(self) -> list[str]:
         """Artifacts that the slots run, by the engine itself and not by what the worker believes."""
+        return [binding["artifact"] for binding in (await self._asked("slots_describe"))["engaged"]]
+
+    async def served(self) -> dict[str, int]:
+        """Calls by artifact, as the engine counts them."""
+        counted = (await self._asked("slots_read"))["artifacts"]
+        return {artifact: counts["served"]["calls"] for artifact, counts in counted.items()}
+
+    async def _asked(self, method: str) -> dict[str, Any]:
         async with httpx.AsyncClient(timeout=30) as client:
-            answer = await client.post(f"{self.url}/collective_rpc", json={"method": "slots_describe"})
+            answer = await client.post(f"{self.url}/collective_rpc", json={"method": method})
         answer.raise_for_status()
-        return [binding["artifact"] for binding in answer.json()["results"][0]["engaged"]]
+        told: dict[str, Any] = answer.json()["results"][0]
+        return told
 
     async def record(self, bus: NatsBus) -> WorkerRecord:
         entry = await bus.kv_get(topology.WORKERS, WORKER)

@@ -15,16 +15,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ABI = ROOT / "libs" / "polymorph" / "kernels" / "abi"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
-OPERATIONS = {
-    "gemm",
-    "rms_norm",
-    "fused_add_rms_norm",
-    "silu_and_mul",
-    "qk_norm_rotary",
-    "attn_decode",
-    "top_k_top_p",
-}
-"""What the small model has. Its heads' norms and rotation are one call, so it has no rotation alone."""
+_EVERYWHERE = {"gemm", "rms_norm", "fused_add_rms_norm", "qk_norm_rotary", "attn_decode", "top_k_top_p"}
+OPERATIONS = {"tiny-dense": _EVERYWHERE | {"silu_and_mul"}, "tiny-moe": _EVERYWHERE | {"moe"}}
+"""What the small models have. Their heads' norms and rotation are one call, so they have no rotation alone."""
 
 
 def _script() -> Any:
@@ -38,12 +31,13 @@ def _script() -> Any:
 
 @pytest.mark.engine
 @pytest.mark.real
-def test_a_compiled_engine_runs_a_kernel_in_every_slot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tiny-dense", pytest.param("tiny-moe", marks=pytest.mark.slow)])
+def test_a_compiled_engine_runs_a_kernel_in_every_slot(tmp_path: Path, name: str) -> None:
     linear, told = tmp_path / "linear.so", tmp_path / "result.json"
     source = ROOT / "tests" / "unit" / "engine" / "packed_gemm.cpp"
     flags = [*FLAGS, "-fno-exceptions", "-fno-rtti", "-fno-math-errno", f"-I{ABI}"]
     subprocess.run(["g++", *flags, str(source), "-o", str(linear)], check=True)
-    model = str(ROOT / "models" / "tiny-dense")
+    model = str(ROOT / "models" / name)
     done = subprocess.run(
         [sys.executable, str(HERE / "compiled_slots.py"), model, str(linear), str(told)],
         env={**os.environ, **_script().launch_of(model).environment()},
@@ -55,12 +49,12 @@ def test_a_compiled_engine_runs_a_kernel_in_every_slot(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(told.read_text())
     assert result["missing"] == {}
-    kinds = {re.split(r"_[a-z]\d", name)[0] for name in result["artifacts"]}
-    assert kinds == OPERATIONS
+    kinds = {re.split(r"_[a-z]\d", definition)[0] for definition in result["artifacts"]}
+    assert kinds == OPERATIONS[name]
     counters = result["counters"]
-    for name, artifact in result["artifacts"].items():
-        assert counters["definitions"][name]["native"]["calls"] == 0, name
-        assert counters["artifacts"][artifact]["served"]["calls"] > 0, name
-        assert counters["artifacts"][artifact]["errors"] == 0, name
+    for definition, artifact in result["artifacts"].items():
+        assert counters["definitions"][definition]["native"]["calls"] == 0, definition
+        assert counters["artifacts"][artifact]["served"]["calls"] > 0, definition
+        assert counters["artifacts"][artifact]["errors"] == 0, definition
     assert result["tokens"]["tuned"] == result["tokens"]["empty"]
     assert result["tokens"]["again"] == result["tokens"]["empty"]

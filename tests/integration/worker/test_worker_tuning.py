@@ -48,21 +48,20 @@ async def _events(bus: NatsBus) -> AsyncIterator["asyncio.Queue[dict[str, Any]]"
 
 
 async def _answer(heard: "asyncio.Queue[dict[str, Any]]", generation: int) -> dict[str, Any]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):  # a self-test of each kernel of a revision comes first
         while True:
             event = await heard.get()
             if event.get("generation") == generation:
                 return event
 
 
-async def _tokens(url: str, prompt: str, tokens: int = 16) -> str:
+async def _tokens(url: str, prompt: str, tokens: int = 16, **sampling: float) -> str:
     body = {
         "model": "tiny-dense",
         "prompt": prompt,
         "max_tokens": tokens,
-        "temperature": 0,
         "ignore_eos": True,
-    }
+    } | (sampling or {"temperature": 0})
     async with httpx.AsyncClient(timeout=120) as client:
         answer = await client.post(f"{url}/v1/completions", json=body)
     answer.raise_for_status()
@@ -99,20 +98,28 @@ async def test_a_kernel_of_every_operation_is_tried_and_engaged(house: Any, bus:
         "fused_add_rms_norm_h256_f32",
         "silu_and_mul_d768_f32",
         "qk_norm_rotary_q4_k2_d64_r64_neox_f32",
+        "attn_decode_q4_kv2_d64_b128_f32",
+        "top_k_top_p_v3072_f32",
     )
+    sampling = {"top_k": 40, "top_p": 0.9, "seed": 5}
     native = await _tokens(house.url, "def main():", 32)
+    sampled = await _tokens(house.url, "def main():", 32, **sampling)
     kernels = []
     for name in names:
         artifact = artifacts(definition_named(name), most=1)[0]
         kernels.append(await house.sign(bus, artifact.path.read_bytes(), name))
     async with _events(bus) as heard:
         traffic = [asyncio.create_task(_tokens(house.url, f"chat number {n}", 200)) for n in range(4)]
+        # Nobody samples meanwhile: what the kernel of top-k and top-p is tried on are requests of the worker's own.
         desired = await house.desire(bus, *kernels)
         event = await _answer(heard, desired.generation)
         assert event["type"] == "loaded", event
         await asyncio.gather(*traffic)
     assert set(await house.engaged()) == {kernel.artifact for kernel in kernels}
     assert await _tokens(house.url, "def main():", 32) == native
+    assert await _tokens(house.url, "def main():", 32, **sampling) == sampled
+    served = await house.served()
+    assert all(served[kernel.artifact] > 0 for kernel in kernels), served
 
 
 async def test_slots_switch_for_a_measurement_and_come_back(house: Any, bus: NatsBus) -> None:

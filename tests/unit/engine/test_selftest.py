@@ -322,6 +322,23 @@ def test_rows_come_from_all_calls_and_are_repeated_to_any_number() -> None:
     assert wide[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 0, 0]
 
 
+def test_rows_that_read_much_are_tried_in_smaller_numbers() -> None:
+    """64 MiB of cache a row: 256 rows of it would take the self-test minutes."""
+    attention = definition_named("attn_decode_q2_kv1_d64_b128_f32")
+    pages = 1024
+    call = {
+        "q": torch.zeros(1, 2, 64),
+        "key_cache": torch.zeros(1, 1, 64, 128),
+        "value_cache": torch.zeros(1, 1, 128, 64),
+        "block_table": torch.zeros(1, pages, dtype=torch.int32),
+        "seq_lens": torch.full((1,), pages * 128, dtype=torch.int32),
+        "scale": torch.tensor([0.1]),
+    }
+    assert [sample.label for sample in samples(attention, [call], (1, 256))] == ["M = 1", "M = 1"]
+    call["block_table"] = call["block_table"][:, :16].contiguous()
+    assert [sample.label for sample in samples(attention, [call], (1, 256))] == ["M = 1", "M = 127"]
+
+
 def test_rows_that_an_axis_ties_together_stay_as_they_were_captured() -> None:
     ragged = GATHER.model_copy(
         update={"inputs": {**GATHER.inputs, "starts": TensorSpec(shape=("M + 1",), dtype="int32")}}

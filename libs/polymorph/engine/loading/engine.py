@@ -15,6 +15,7 @@ from polymorph.engine.support import Feature, features
 
 _RPC_TIMEOUT_S = 60.0
 _SLICE_S = 0.05
+_TOP_K, _TOP_P = 100, 0.9
 
 
 class SlottedEngine:
@@ -135,13 +136,21 @@ class SlottedEngine:
         return calls
 
     async def exercise(self, m: int) -> None:
-        """Makes the engine compute steps of about `m` tokens, with requests of our own."""
-        if m <= self.most_seqs():
-            await asyncio.gather(*(self._generate(length=2, tokens=2) for _ in range(m)))
-        else:
-            await self._generate(length=min(m, self.max_model_len - 2), tokens=1)
+        """Makes the engine compute steps of about `m` tokens, with greedy requests of our own."""
+        await self._computed(m, temperature=0.0)
 
-    async def _generate(self, length: int, tokens: int) -> None:
+    async def exercise_sampling(self, m: int) -> None:
+        """The same with requests whose tokens are sampled by top-k and top-p: greedy ones never mask their logits."""
+        await self._computed(m, top_k=_TOP_K, top_p=_TOP_P)
+
+    async def _computed(self, m: int, **sampling: Any) -> None:
+        if m <= self.most_seqs():
+            asked = (self._generate(length=2, tokens=2, sampling=sampling) for _ in range(m))
+            await asyncio.gather(*asked)
+        else:
+            await self._generate(length=min(m, self.max_model_len - 2), tokens=1, sampling=sampling)
+
+    async def _generate(self, length: int, tokens: int, sampling: dict[str, Any]) -> None:
         from vllm import SamplingParams  # noqa: PLC0415
 
         self._requests += 1
@@ -150,9 +159,9 @@ class SlottedEngine:
         prompt = {
             "prompt_token_ids": [(self._requests * 31 + position) % vocabulary for position in range(length)]
         }
-        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        chosen = SamplingParams(max_tokens=tokens, ignore_eos=True, **sampling)
         try:
-            async for _ in self.llm.generate(prompt, sampling, request_id=f"{SELF_PREFIX}{self._requests}"):
+            async for _ in self.llm.generate(prompt, chosen, request_id=f"{SELF_PREFIX}{self._requests}"):
                 pass
         except self._dead as error:
             raise Retryable(f"the engine died under a request of our own: {error}") from error

@@ -18,6 +18,7 @@ from polymorph.engine.loading.rows import exercise_sizes, sample_rows
 from polymorph.engine.selftest_case import SelfTest
 from polymorph.engine.support import Verdict, refused
 from polymorph.events.values import KernelBinding, Revision
+from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.inspect import LibraryRefused, inspect_library
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.schema import Manifest, SignedManifest
@@ -180,7 +181,7 @@ class Loader:
                 if calls:
                     break
                 await self._capture(binding, low, high)
-                await self.engine.exercise(size)
+                await self._exercise(binding, size)
                 calls = await self.engine.captured(folder)
         if not calls:
             raise Refused(f"no call of {binding.definition} could be captured to test the kernel on")
@@ -188,6 +189,10 @@ class Loader:
 
     async def _capture(self, binding: SlotBinding, low: int, high: int) -> None:
         await self.engine.capture(binding.definition, _CAPTURE_CALLS, _CAPTURE_EVERY, low, high)
+
+    async def _exercise(self, binding: SlotBinding, size: int) -> None:
+        samples = "op:sampling" in definition_named(binding.definition).tags
+        await (self.engine.exercise_sampling(size) if samples else self.engine.exercise(size))
 
     async def _read_back(self, bindings: Sequence[SlotBinding], before: Counters) -> dict[str, int]:
         """Calls that the new kernels served: a promotion that is acknowledged and never runs is the classic failure."""
@@ -198,7 +203,7 @@ class Loader:
         for binding in bindings:
             for size in exercise_sizes(binding.min_m, binding.max_m):
                 if since.served.get(binding.artifact, 0) == 0:
-                    await self.engine.exercise(size)
+                    await self._exercise(binding, size)
                     since = (await self.engine.counters()).since(before)
         _raise_for_silence(bindings, since)
         return {each.artifact: since.served.get(each.artifact, 0) for each in bindings}
