@@ -44,7 +44,8 @@ lock: ## Pin what .venv holds now (needs uv in it)
 
 ##@ Check it
 test: setup ## All tests that run without containers, the real servers and the real engine among them
-	@$(BIN)/python -m pytest -m "not slow" --timeout 600 -n $(WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest -m "alone and not slow" --timeout 600 $(ARGS) || test $$? = 5  # 5: ARGS name none of them
+	@$(BIN)/python -m pytest -m "not alone and not slow" --timeout 600 -n $(WORKERS) $(ARGS)
 
 test-slow: setup ## What takes minutes: two workers that restart in turn, engines with experts
 	@$(BIN)/python -m pytest -m slow --timeout 900 $(ARGS)

@@ -36,6 +36,8 @@ BusFactory = Callable[..., Awaitable[NatsBus]]
 
 SHARING = ("tests/integration/", "tests/contract/ledger/")
 """Folders whose tests share a server or an engine."""
+LONGEST = ("tests/integration/worker/", "tests/integration/embedded/", "tests/integration/plain/")
+"""Folders that take minutes each: they begin first, so that no process is left with one when the other has ended."""
 
 
 class ByPlace(LoadScopeScheduling):
@@ -46,8 +48,19 @@ class ByPlace(LoadScopeScheduling):
         return place.rpartition("/")[0] if place.startswith(SHARING) else place
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Longest first, in every process alike."""
+    if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        places = [*LONGEST, ""]
+        items.sort(
+            key=lambda item: next(i for i, place in enumerate(places) if item.nodeid.startswith(place))
+        )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM ends a run as Ctrl-C does: the servers and engines that fixtures started are stopped."""
+    config.option.loadscopereorder = False  # `LONGEST` says what comes first
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 

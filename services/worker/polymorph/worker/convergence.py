@@ -87,6 +87,7 @@ class Convergence:
     async def run(self, bus: Bus) -> None:
         """Runs until cancelled: converges whenever there is news, and after failures that may pass."""
         failures = 0
+        self._news.set()  # what went on while the bus was away is told of at once
         while True:
             pause = _RETRY_S[min(failures, len(_RETRY_S)) - 1] if failures else _LOOK_AGAIN_S
             await self._wait(pause)
