@@ -180,6 +180,12 @@ class TraceExtension(Document):
     seed_commitment: str = ""
     hardware: str = ""
     guards: dict[str, Any] = {}
+    inputs: Annotated[
+        tuple[str, ...],
+        Field(
+            description="workloads whose captured inputs were among the cases; where they lie their privacy says"
+        ),
+    ] = ()
 
 
 class Trace(Document):

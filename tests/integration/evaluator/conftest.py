@@ -1,6 +1,7 @@
 """An evaluator on a bus in memory, with real sandboxes, and candidates in C++."""
 
 import asyncio
+import datetime as dt
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,18 +9,20 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from polymorph.bus import topology
 from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.port import Bus, StreamRecord
 from polymorph.config.clock import SystemClock
 from polymorph.evaluator.app import Evaluator
 from polymorph.evaluator.settings import EvaluatorSettings
-from polymorph.events.state import EMPTY
+from polymorph.events.state import EMPTY, CapturedWorkload
 from polymorph.events.types import CandidateEvaluated, EvaluateCandidate
 from polymorph.events.values import Gate, KernelBinding, Revision, Verdict
 from polymorph.kernels.isa import Cpu, detect_isa, hardware_class
 from polymorph.kernels.layout import layout_digest
 from polymorph.kernels.schema import BuildSpec, Manifest, Solution, SolutionExtension, SourceFile, Workload
 from polymorph.kernels.signing import Signer, sign_manifest
+from polymorph.workloads import shelf
 
 KERNELS = Path(__file__).parents[2] / "security" / "kernels"
 
@@ -93,6 +96,22 @@ class Asking:
             numerics=manifest.numerics,
         )
         return Revision(revision="slow", kernels=(binding,))
+
+    async def captured_for_pool(self, content: bytes) -> str:
+        """Inputs of one call that stand for the pool, as `polymorph capture` leaves them; their workload's digest."""
+        path = await self.bus.put_object(content, store=topology.CAPTURES)
+        extension = {"privacy": "captured", "captures": [{"m": 5, "path": path}]}
+        workload = Workload.model_validate(
+            {"uuid": path, "axes": {"M": 5}, "inputs": {}, "x_polymorph": extension}
+        )
+        digest = await self.bus.put_object(workload.canonical(), store=topology.CAPTURES)
+        now = dt.datetime.now(dt.UTC)
+        entry = CapturedWorkload(
+            pool="pool", definition=self.definition, workload=digest, worker_id="w", model="m", m=(5,), signature="8",
+            size=len(content), weight=1.0, captured_at=now, expires_at=now + dt.timedelta(days=1),
+        )  # fmt: skip
+        await shelf.put(self.bus, entry)
+        return digest
 
     async def ask(self, command: EvaluateCandidate) -> CandidateEvaluated:
         await self.bus.publish(command)

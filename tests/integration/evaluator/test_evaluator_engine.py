@@ -6,11 +6,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.torch import load
 
 from polymorph.engine.launch import auto_dtype
 from polymorph.events.values import Gate, Verdict
 from polymorph.kernels.isa import Cpu
-from polymorph.kernels.schema import SignedManifest, Trace
+from polymorph.kernels.schema import SignedManifest, Trace, Workload
 from polymorph.kernels.signing import Role, Signer, Trust, verify_manifest
 
 HEAD = "gemm_n3072_k256_f32"  # the small model's output layer
@@ -51,8 +52,19 @@ async def test_a_winner_is_replayed_in_a_warm_engine_and_signed(asking_with_engi
     replayed = trace.evaluation.performance["gates"]["G5"]["evidence"]
     assert replayed["served_calls"] > 0
     assert trace.x_polymorph.samples["G4"]["incumbent"] == "incumbent"
-    assert any(case.startswith("captured") for case in trace.evaluation.correctness["cases"])
+    assert any(case.startswith("own-engine") for case in trace.evaluation.correctness["cases"])
+    await _says_whose_inputs_they_are(asking, trace)
     _computes_on_cores_of_its_own()
+
+
+async def _says_whose_inputs_they_are(asking, trace: Trace) -> None:
+    (digest,) = trace.x_polymorph.inputs
+    workload = Workload.model_validate_json(await asking.bus.get_object(digest))
+    assert workload.x_polymorph.privacy == "own-engine"
+    assert (workload.x_polymorph.model_extra or {})["texts"]["output_tokens"] > 0
+    for file in workload.x_polymorph.captures:
+        assert file.m == 1, "decode steps of one sequence"
+        assert load(await asking.bus.get_object(file.path))["x"].shape == (1, 256)
 
 
 def _computes_on_cores_of_its_own() -> None:

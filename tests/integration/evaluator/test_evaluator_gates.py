@@ -3,10 +3,13 @@
 import importlib.util
 
 import pytest
+import torch
+from safetensors.torch import save
 
+from polymorph.bus import topology
 from polymorph.bus.port import StreamRecord
 from polymorph.events.values import Gate, Verdict
-from polymorph.kernels.schema import Trace
+from polymorph.kernels.schema import Trace, Workload
 
 pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
 has_vllm = pytest.mark.skipif(
@@ -65,6 +68,35 @@ async def test_an_operation_without_a_reference_is_refused(asking) -> None:
     event = await asking.ask(await asking.order(candidate, Gate.G4_CONFIRM))
     assert event.verdict is Verdict.FAILED
     assert "softmax_h64_f32" in event.reason
+
+
+@has_vllm
+async def test_what_workers_captured_is_among_the_cases(asking) -> None:
+    """K of the definition is 576; a file that is not of it is left out, and said so."""
+    good = await asking.captured_for_pool(save({"x": torch.randn(5, 576) * 30}))
+    bad = await asking.captured_for_pool(save({"x": torch.randn(5, 64)}))
+    event = await asking.ask(await asking.order(asking.solution(), Gate.G2_CORRECT))
+    assert event.verdict is Verdict.PASSED, event.reason
+    trace = Trace.model_validate_json(await asking.bus.get_object(event.evidence or ""))
+    assert "captured-0" in trace.evaluation.correctness["cases"]
+    assert "captured-1" not in trace.evaluation.correctness["cases"]
+    assert trace.x_polymorph.inputs == (good,)
+    assert "takes [M, 576]" in trace.x_polymorph.guards["inputs_left_out"][bad]
+
+
+async def test_a_workload_whose_own_inputs_are_bad_blames_no_candidate(asking) -> None:
+    command = await asking.order(asking.solution(), Gate.G2_CORRECT)
+    path = await asking.bus.put_object(b"no tensors", store=topology.CAPTURES)
+    named = Workload.model_validate(
+        {
+            "uuid": "w", "axes": {"M": 1}, "inputs": {},
+            "x_polymorph": {"privacy": "captured", "captures": [{"m": 1, "path": path}]},
+        }
+    )  # fmt: skip
+    document = await asking.bus.put_object(named.canonical())
+    event = await asking.ask(command.model_copy(update={"workload": document}))
+    assert (event.gate, event.verdict) == (Gate.G0_STATIC, Verdict.INCONCLUSIVE)
+    assert "no safetensors file" in event.reason
 
 
 @has_vllm

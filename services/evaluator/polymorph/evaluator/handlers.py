@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from polymorph.bus.errors import BusError, Corrupt, NotFound, Poison, Retryable, TooLarge
 from polymorph.bus.port import Bus, Delivery
 from polymorph.evaluator.adapters import metrics
+from polymorph.evaluator.adapters.captures import BadInputs
+from polymorph.evaluator.adapters.inputs import Given, LiveInputs
 from polymorph.evaluator.adapters.records import Records
 from polymorph.evaluator.domain.operation import operation
-from polymorph.evaluator.domain.outcome import Outcome, failed
+from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive
 from polymorph.evaluator.gates.pipeline import Job, Pipeline, Report, SandboxBroken
 from polymorph.events.types import CandidateEvaluated, EvaluateCandidate
 from polymorph.events.values import Gate
@@ -53,6 +55,7 @@ class Evaluating:
         self, bus: Bus, pipeline: Pipeline, signer: Signer, records: Records, identity: Identity
     ) -> None:
         self._bus, self._pipeline, self._signer = bus, pipeline, signer
+        self._inputs = LiveInputs(bus)
         self._records, self._identity = records, identity
 
     async def handle(self, delivery: Delivery) -> None:
@@ -69,17 +72,24 @@ class Evaluating:
 
     async def _evaluate(self, order: EvaluateCandidate) -> CandidateEvaluated:
         _log.info("evaluation %s of %s begins, up to %s", order.evaluation_id, order.definition, order.until)
+        given = Given()
         try:
             job = await self._fetch(order)
+            given = await self._inputs.of(order, job.workload)
+        except BadInputs as error:
+            # Neither right nor wrong: nobody's candidate is to blame for a file that is.
+            reason = f"inputs that the order's workload names cannot be read: {str(error)[:300]}"
+            return await self._tell(order, None, Report([inconclusive(Gate.G0_STATIC, reason)]), given)
         except (NotFound, Corrupt, ValidationError, ValueError) as error:
             reason = f"a document of the order cannot be read: {str(error)[:300]}"
             report = Report([failed(Gate.G0_STATIC, TraceStatus.RUNTIME_ERROR, reason)])
-            return await self._tell(order, None, report)
+            return await self._tell(order, None, report, given)
+        job = replace(job, captured=tuple(given.calls))
         try:
             report = await asyncio.to_thread(self._pipeline.run, job)
         except SandboxBroken as error:
             raise Retryable(str(error)) from error
-        return await self._tell(order, job, report)
+        return await self._tell(order, job, report, given)
 
     async def _fetch(self, order: EvaluateCandidate) -> Job:
         solution = Solution.model_validate_json(
@@ -101,9 +111,13 @@ class Evaluating:
         except TooLarge as error:
             raise ValueError(f"{what} has at most {at_most} bytes: {error}") from error
 
-    async def _tell(self, order: EvaluateCandidate, job: Job | None, report: Report) -> CandidateEvaluated:
+    async def _tell(
+        self, order: EvaluateCandidate, job: Job | None, report: Report, given: Given
+    ) -> CandidateEvaluated:
         last = report.last
-        evidence = await self._bus.put_object(self._trace(order, report).canonical())
+        inputs = (*given.workloads, *await self._own_inputs(job, report))
+        trace = self._trace(order, report, inputs, given.left_out)
+        evidence = await self._bus.put_object(trace.canonical())
         manifest = artifact = None
         if job is not None and last.passed:
             artifact = await self._bus.put_object(report.library) if report.library else None
@@ -130,6 +144,14 @@ class Evaluating:
             greedy_agreement_incumbent=last.evidence.get("greedy_agreement_incumbent"),
         )
 
+    async def _own_inputs(self, job: Job | None, report: Report) -> tuple[str, ...]:
+        """Keeps what our own engine gave beside the evidence, as a Workload that says so."""
+        if job is None or not report.own.calls:
+            return ()
+        paths = [await self._bus.put_object(content) for content in report.own.files]
+        workload = report.own.workload(paths, job.workload.x_polymorph.weight)
+        return (await self._bus.put_object(workload.canonical()),)
+
     def _sign(
         self, order: EvaluateCandidate, job: Job, report: Report, artifact: str, evidence: str
     ) -> SignedManifest:
@@ -150,7 +172,9 @@ class Evaluating:
         )
         return sign_manifest(manifest, self._signer)
 
-    def _trace(self, order: EvaluateCandidate, report: Report) -> Trace:
+    def _trace(
+        self, order: EvaluateCandidate, report: Report, inputs: tuple[str, ...], left_out: dict[str, str]
+    ) -> Trace:
         gates = {outcome.gate.value: _shown(outcome) for outcome in report.outcomes}
         micro = [o for o in report.outcomes if o.gate in (Gate.G3_MICRO, Gate.G4_CONFIRM)]
         correct = [o for o in report.outcomes if o.gate is Gate.G2_CORRECT]
@@ -174,7 +198,8 @@ class Evaluating:
                 design="pairs within loads within processes; Student's t over process means",
                 seed_commitment=",".join(report.seeds),
                 hardware=self._identity.fingerprint,
-                guards={"largest_m": report.largest_m},
+                guards={"largest_m": report.largest_m, "inputs_left_out": left_out},
+                inputs=inputs,
             ),
         )
 

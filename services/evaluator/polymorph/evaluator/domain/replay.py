@@ -2,22 +2,12 @@
 
 from dataclasses import dataclass
 
+from polymorph.evaluator.domain.texts import ring
 from polymorph.kernels.buckets import bucket, lower_bound
 from polymorph.kernels.schema import Workload
 
 _MOST_PREFILL = 1024  # tokens over all prompts of a batch
 _LEAST_PROMPT = 8
-
-TEXTS = (
-    "The river rises in the hills north of the old town and reaches the sea after a journey of eighty miles.",
-    "def merge(left, right):\n    result = []\n    while left and right:\n        result.append(",
-    "Question: why do the days grow shorter in autumn? Answer: because the axis of the earth",
-    '{"level": "info", "time": "2026-11-03T10:15:00Z", "message": "request finished", "status": 200}',
-    "To make a simple bread, mix flour, water, salt and yeast, let the dough rest, and then",
-    "SELECT customer, SUM(amount) FROM orders WHERE placed_at > '2026-01-01' GROUP BY customer",
-    "Dear committee, thank you for the invitation to speak about the history of the printing press.",
-    "The theorem follows by induction on the number of edges; for a single edge there is nothing to show.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +34,4 @@ def replay(workload: Workload, heaviest: int, *, max_num_seqs: int, max_model_le
 def prompts(tokens: list[list[int]], count: int, length: int) -> list[list[int]]:
     """`count` prompts of `length` tokens, each beginning elsewhere, so that no two share a prefix."""
     flat = [token for text in tokens for token in text]
-    made = []
-    for index in range(count):
-        start = (index * 37 + index // len(flat)) % len(flat)
-        ring = flat[start:] + flat[:start]
-        made.append((ring * (length // len(ring) + 1))[:length])
-    return made
+    return [ring(flat, index, length) for index in range(count)]

@@ -1,5 +1,6 @@
 """Lays out one call's tensors in memory files, with poison where the candidate must write and nowhere else."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,15 +65,21 @@ class Inputs:
 
 
 def inputs(
-    op: Operation, case: Case, weight: Floats, rng: np.random.Generator, given: Floats | None = None
+    op: Operation,
+    case: Case,
+    weight: Floats,
+    rng: np.random.Generator,
+    given: Mapping[str, Floats] | None = None,
 ) -> Inputs:
-    """Draws the contents of a case; `given` takes the place of x."""
+    """Draws the contents of a case; what is `given` by its name takes the place of what would be drawn."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Floats] = {"weight": weight}
-    x = rows(case.kind, case.m, op.depth, rng) if given is None else given
-    drawn: dict[str, Floats] = {"x": x}
+    known = given or {}
+    drawn: dict[str, Floats] = {"x": known["x"] if "x" in known else rows(case.kind, case.m, op.depth, rng)}
     if op.kind == "fused_add_rmsnorm":
-        drawn["residual"] = rows("normal", case.m, op.depth, rng)
+        drawn["residual"] = (
+            known["residual"] if "residual" in known else rows("normal", case.m, op.depth, rng)
+        )
     if case.bias:
         drawn["bias"] = rng.standard_normal(op.columns, dtype=np.float32)
     for name, value in drawn.items():

@@ -14,6 +14,7 @@ from polymorph.evaluator.adapters.sandbox.lane import (
     Process,
 )
 from polymorph.evaluator.domain.budget import Errors, astray, beyond
+from polymorph.evaluator.domain.captured import tried
 from polymorph.evaluator.domain.cases import Case, checked_columns, largest_tried, plan, spoiled, weights
 from polymorph.evaluator.domain.number import Array, Floats, load
 from polymorph.evaluator.domain.operation import Expected, Operation, expected
@@ -139,7 +140,7 @@ class Correctness:
         case = Case("one-weight-not-bfloat16", subject.min_m, "one-hot")
         x = np.zeros((case.m, op.depth), dtype=np.float32)
         x[:, column] = 1
-        given = inputs(op, case, changed, rng, given=x)
+        given = inputs(op, case, changed, rng, given={"x": x})
         item = _Prepared(case, given, {})
         with Trial(process, op, item.case, item.given, self._call_s) as call:
             output = call.run("candidate", rubbish=_RUBBISH[0])
@@ -153,16 +154,14 @@ class Correctness:
 def _prepare(subject: Subject, weight: Floats, rng: np.random.Generator) -> list[_Prepared]:
     op = subject.operation
     items = []
-    captured = [x for x in subject.captured if x.shape[1] == op.depth]
-    planned: list[tuple[Case, Floats | None]] = [
+    planned: list[tuple[Case, dict[str, Floats] | None]] = [
         (case, None) for case in plan(op, subject.min_m, subject.max_m, subject.heaviest, rng)
     ]
-    for index, x in enumerate(captured[:3]):
-        m = min(x.shape[0], largest_tried(op, subject.max_m))
-        if m >= subject.min_m:
-            planned.append((Case(f"captured-{index}", m, "captured"), np.ascontiguousarray(x[:m])))
-    for case, given_x in planned:
-        given = inputs(op, case, weight, rng, given=given_x)
+    for name, call in tried(subject.captured, subject.min_m):
+        m = min(call.m, subject.max_m)
+        planned.append((Case(name, m, call.source), call.rows(m)))
+    for case, values in planned:
+        given = inputs(op, case, weight, rng, given=values)
         columns = checked_columns(op, case.m, rng)
         items.append(_Prepared(case, given, expected(op, given.values, columns)))
     return items

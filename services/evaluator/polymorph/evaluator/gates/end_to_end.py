@@ -11,7 +11,6 @@ import logging
 import math
 import random
 import secrets
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from polymorph.evaluator.adapters.captures import read_x
 from polymorph.evaluator.adapters.engine_lane import EngineGone, EngineLane
-from polymorph.evaluator.domain.number import Floats
+from polymorph.evaluator.domain.captured import OwnInputs
 from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive, passed
-from polymorph.evaluator.domain.replay import TEXTS, Replay, prompts, replay
+from polymorph.evaluator.domain.replay import Replay, prompts, replay
 from polymorph.evaluator.domain.table import Entry, entry, widened, with_candidate
+from polymorph.evaluator.domain.texts import TEXTS
 from polymorph.evaluator.gates.host import Host, HostBusy
+from polymorph.evaluator.gates.own_inputs import OwnEngineInputs
 from polymorph.evaluator.gates.pipeline import Job, typical
 from polymorph.events.values import Gate, Ratio
 from polymorph.kernels.layout import layout_digest
@@ -48,7 +48,6 @@ _AGREEMENT_TOKENS = 16
 _AGREEMENT_STEPS = 64
 _AGREEMENT_PROMPT = 24
 _WIDEST = 0.06
-_CAPTURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +72,11 @@ class EngineGate:
     ) -> None:
         self._lane, self._host, self._folder = lane, host, folder
         self._blocks, self._margin = blocks, margin
-        self._seen: dict[str, tuple[Floats, ...]] = {}
+        self._inputs = OwnEngineInputs(lane)
         self._texts: list[list[int]] = []
 
-    def captured(self, definition: str, *, wait: bool) -> tuple[Floats, ...]:
-        """Inputs of an operation on our own prompts; without `wait`, none while the engine is not warm."""
-        if definition not in self._seen and (wait or self._lane.warm):
-            try:
-                self._lane.start()
-                self._seen[definition] = self._capture(definition)
-            except (EngineGone, RuntimeError, OSError, ValueError) as error:
-                _log.warning("nothing was captured for %s: %s", definition, error)
-        return self._seen.get(definition, ())
+    def inputs(self, job: Job, *, wait: bool) -> OwnInputs:
+        return self._inputs.of(job, wait=wait)
 
     def replay(self, job: Job, library: bytes, max_m: int) -> Outcome:
         host = self._host()
@@ -292,19 +284,11 @@ class EngineGate:
             _log.warning("the engine is started anew: %s", error)
             self._lane.stop()
 
-    def _capture(self, definition: str) -> tuple[Floats, ...]:
-        answer = self._lane.rpc("slots_capture", definition, _CAPTURES, every=5, max_mib=16)
-        if not answer["ok"]:
-            raise ValueError(answer["reason"])
-        self._greedy(prompts(self._tokens(), 4, 12), 4, _AGREEMENT_TOKENS)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "captured"
-            found = self._lane.rpc("slots_captured", str(folder))
-            return tuple(read_x(Path(call["path"])) for call in found["calls"])
-
     def _tokens(self) -> list[list[int]]:
         if not self._texts:
-            self._texts = self._lane.ask("tokenize", texts=list(TEXTS))["tokens"]
+            self._texts = self._lane.ask(
+                "tokenize", texts=[text for many in TEXTS.values() for text in many]
+            )["tokens"]
         return self._texts
 
 

@@ -9,7 +9,7 @@ candidate never wins by being called from C.
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class Micro:
         finally:
             bench.close()
         setting = bench.setting()
-        evidence = evidence_of(found, setting, host)
+        evidence = {**evidence_of(found, setting, host), "real_inputs": bench.real}
         if not found.complete:
             return inconclusive(
                 gate, f"the host was too busy: {found.discarded} pairs were disturbed", **evidence
@@ -115,7 +115,9 @@ class _Bench:
         self.weights = Weights.draw(self.op, base, copies, self._rng)
         self.resident = min(1.0, cache_bytes / (self.weight_bytes * copies)) if self.op.packs else 1.0
         bank = max(_BANK, 4 * self.m * self.op.depth)  # a batch is cut from it at a random place
-        self._bank: Array = store(self._rng.standard_normal(bank, dtype=np.float32), self.op.dtype)
+        drawn = self._rng.standard_normal(bank, dtype=np.float32)
+        self.real = with_real(drawn, [call.values["x"] for call in subject.captured], self._rng)
+        self._bank: Array = store(drawn, self.op.dtype)
         self.slots = 0
         self.incumbent = "native" if subject.incumbent is None else "incumbent"
 
@@ -275,3 +277,19 @@ class _Bench:
         by_bank = self._bank.size // 2 // (self.m * self.op.depth)
         by_output = (64 << 20) // (4 * self.m * self.op.columns)
         return max(1, min(wanted, by_bank, by_output))
+
+
+def with_real(bank: Floats, real: Sequence[Floats], rng: np.random.Generator) -> float:
+    """Puts values that were captured into the first half of a bank of drawn ones; the share that they have of it.
+
+    Each repetition has a factor of its own, and begins elsewhere: no two calls that are cut from the bank are equal.
+    """
+    values = np.concatenate([each.reshape(-1) for each in real]) if real else np.empty(0, dtype=np.float32)
+    if not values.any():
+        return 0.0
+    half = bank.size // 2
+    for begin in range(0, half, values.size):
+        piece = bank[begin : min(begin + values.size, half)]
+        turned = np.roll(values, -int(rng.integers(values.size)))[: piece.size]
+        piece[:] = turned * np.float32(rng.uniform(0.5, 1.5))
+    return half / bank.size

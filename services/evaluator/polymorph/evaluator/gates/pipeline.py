@@ -8,6 +8,7 @@ from secrets import randbits
 from typing import Protocol
 
 from polymorph.evaluator.adapters.sandbox.lane import Lane, SandboxBroken
+from polymorph.evaluator.domain.captured import Captured, OwnInputs
 from polymorph.evaluator.domain.operation import UnknownOperation, operation
 from polymorph.evaluator.domain.outcome import Outcome, failed, inconclusive
 from polymorph.evaluator.gates.building import Builder
@@ -23,13 +24,16 @@ _ORDER = tuple(Gate)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An order with the documents it names. `incumbents` are the artifacts of the revision that serves now."""
+    """An order with the documents it names. `incumbents` are the artifacts of the revision that serves now, `captured`
+    what workers gave of the operation's inputs.
+    """
 
     order: EvaluateCandidate
     solution: Solution
     workload: Workload
     incumbents: dict[str, bytes] = field(default_factory=dict)
     layouts: dict[str, str | None] = field(default_factory=dict)
+    captured: tuple[Captured, ...] = ()
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class Report:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     seeds: list[str] = field(default_factory=list)
+    own: OwnInputs = field(default_factory=OwnInputs)
 
     @property
     def last(self) -> Outcome:
@@ -55,8 +60,10 @@ class Report:
 class EndToEnd(Protocol):
     """The gate that replays traffic in a warm engine."""
 
-    def captured(self, definition: str, *, wait: bool) -> tuple[object, ...]:
-        """Inputs of the operation as the engine's own prompts made them. Without `wait`, none while it is not warm."""
+    def inputs(self, job: Job, *, wait: bool) -> OwnInputs:
+        """Inputs of the operation as bundled texts make them that look like the job's traffic. Without `wait`, none
+        while the engine is not warm.
+        """
         ...
 
     def replay(self, job: Job, library: bytes, max_m: int) -> Outcome: ...
@@ -88,8 +95,8 @@ class Pipeline:
         yield self._builder.static(job.solution, order.definition)
         try:
             # What may be promoted is never judged without values of the model; a first look need not wait for them.
-            captured = self._end_to_end.captured(order.definition, wait=until >= 5)
-            subject = _subject(job, captured)
+            report.own = self._end_to_end.inputs(job, wait=until >= 5)
+            subject = _subject(job, (*job.captured, *report.own.calls))
         except (UnknownOperation, ValueError, TypeError) as error:
             yield failed(Gate.G0_STATIC, TraceStatus.INVALID_REFERENCE, str(error))
             return
@@ -123,9 +130,9 @@ class NoEngine:
     def __init__(self, why: Callable[[], str]) -> None:
         self._why = why
 
-    def captured(self, definition: str, *, wait: bool) -> tuple[object, ...]:
-        del definition, wait
-        return ()
+    def inputs(self, job: Job, *, wait: bool) -> OwnInputs:
+        del job, wait
+        return OwnInputs()
 
     def replay(self, job: Job, library: bytes, max_m: int) -> Outcome:
         del job, library, max_m
@@ -156,7 +163,7 @@ def typical(workload: Workload, min_m: int, max_m: int) -> dict[int, float]:
     return {min(max(workload.axes.get("M", min_m), min_m), max_m): 1.0}
 
 
-def _subject(job: Job, captured: tuple[object, ...]) -> Subject:
+def _subject(job: Job, captured: tuple[Captured, ...]) -> Subject:
     order, op = job.order, operation(job.order.definition)
     shares = typical(job.workload, order.min_m, order.max_m)
     heaviest = max(shares, key=lambda m: shares[m])
@@ -172,7 +179,7 @@ def _subject(job: Job, captured: tuple[object, ...]) -> Subject:
         order.max_m,
         shares,
         incumbent,
-        captured=tuple(captured),  # type: ignore[arg-type]
+        captured=captured,
     )
 
 

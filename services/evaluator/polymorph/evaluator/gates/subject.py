@@ -3,7 +3,7 @@
 import secrets
 from dataclasses import dataclass, field
 
-from polymorph.evaluator.domain.number import Floats
+from polymorph.evaluator.domain.captured import Captured
 from polymorph.evaluator.domain.operation import Operation
 from polymorph.kernels.schema import Solution
 
@@ -27,7 +27,7 @@ class Subject:
     max_m: int
     typical: dict[int, float]
     incumbent: Incumbent | None = None
-    captured: tuple[Floats, ...] = ()
+    captured: tuple[Captured, ...] = ()
     seed: int = field(default_factory=lambda: secrets.randbits(64))
 
     @property
