@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -52,13 +53,17 @@ class Streams:
         self.answers: list[Answer] = []
         self._stop = asyncio.Event()
 
-    async def run(self) -> None:
-        """Until `stop`, then until the last stream has ended."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Within the block, and then until the last stream has ended."""
+        self._stop.clear()
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
-            await asyncio.gather(*(self._client(session, number) for number in range(self._count)))
-
-    def stop(self) -> None:
-        self._stop.set()
+            clients = [asyncio.create_task(self._client(session, number)) for number in range(self._count)]
+            try:
+                yield
+            finally:
+                self._stop.set()
+                await asyncio.gather(*clients)
 
     async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self._stop.is_set():

@@ -48,8 +48,11 @@ class Swapping:
         self._runs: dict[str, KernelBinding] = {}
         self._bad: set[str] = set()
 
-    async def first_loads(self, kernels: Kernels) -> Swaps:
-        """Every kernel once, in turn over the operations: fetched, inspected and tried in a sandbox before it serves."""
+    async def first_loads(self, kernels: Kernels, rest_s: float = 0.0) -> Swaps:
+        """Every kernel once, in turn over the operations: fetched, inspected and tried in a sandbox before it serves.
+
+        Then as long without, `rest_s` at most.
+        """
         first = Swaps()
         began = time.monotonic()
         for variant in range(max(map(len, kernels.values()))):
@@ -58,7 +61,7 @@ class Swapping:
                     await self._swap(made[variant], first)
             self._say(f"first loads: {first.told()}")
         middle = time.monotonic()
-        await asyncio.sleep(min(middle - began, 20.0))
+        await asyncio.sleep(min(middle - began, rest_s))
         first.blocks.append(((began, middle), (middle, time.monotonic())))
         return first
 
