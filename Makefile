@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED = test -x $(BIN)/polymorph || { echo "Nothing is set up here yet: run make setup." >&2; exit 2; }
 WORKERS ?= 2
+ALONE := tests/integration/evaluator
 QUICK ?=
 export QUICK
 
@@ -44,7 +45,7 @@ lock: ## Pin what .venv holds now (needs uv in it)
 
 ##@ Check it
 test: setup ## All tests that run without containers, the real servers and the real engine among them
-	@$(BIN)/python -m pytest -m "alone and not slow" --timeout 600 $(ARGS) || test $$? = 5  # 5: ARGS name none of them
+	@$(BIN)/python -m pytest -m "alone and not slow" --timeout 600 $(or $(ARGS),$(ALONE)) || test $$? = 5  # 5: ARGS name none of them
 	@$(BIN)/python -m pytest -m "not alone and not slow" --timeout 600 -n $(WORKERS) $(ARGS)
 
 test-slow: setup ## What takes minutes: two workers that restart in turn, engines with experts

@@ -36,6 +36,7 @@ BusFactory = Callable[..., Awaitable[NatsBus]]
 
 SHARING = ("tests/integration/", "tests/contract/ledger/")
 """Folders whose tests share a server or an engine."""
+ALONE = "tests/integration/evaluator/"
 LONGEST = ("tests/integration/worker/", "tests/integration/embedded/", "tests/integration/plain/")
 """Folders that take minutes each: they begin first, so that no process is left with one when the other has ended."""
 
@@ -50,7 +51,12 @@ class ByPlace(LoadScopeScheduling):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Longest first, in every process alike."""
+    """Longest first, in every process alike; what is to run alone lies where `make test` looks for it."""
+    for item in items:
+        if item.get_closest_marker("alone") and not item.nodeid.startswith(ALONE):
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked `alone`: make test looks for those in {ALONE} only"
+            )
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
         places = [*LONGEST, ""]
         items.sort(
