@@ -60,10 +60,14 @@ def definitions(what: str, record: WorkerRecord) -> tuple[str, ...]:
     found = tuple(name for name in record.slots if what in {name, _slot(name)})
     if found:
         return found
-    why = record.missing.get(what if what in SLOTS else slot_of(what), "")
-    off = f" ({why})" if why else ""
+    slot = what if what in SLOTS else slot_of(what)
+    off = (
+        f"slot {slot} is off: {record.missing[slot]}"
+        if slot in record.missing
+        else (f"its settings leave slot {slot} out (POLYMORPH_WORKER_SLOTS), or its model does not call that")
+    )
     held = ", ".join(record.slots) or "none, as its engine was started without slots or is starting"
-    raise NotCaptured(f"this worker has no slot for it{off}; it has {held}")
+    raise NotCaptured(f"this worker has no slot for it: {off}; it has {held}")
 
 
 def _slot(definition: str) -> str | None:

@@ -275,8 +275,10 @@ async def test_the_command_says_why_nothing_came(
         assert "POLYMORPH_WORKER_CAPTURE=content" in capsys.readouterr().out
         assert await command(monkeypatch, bus, "take", "attention") == 1
         refused = capsys.readouterr().out
-        assert "no slot for it (the backend is another)" in refused
+        assert "no slot for it: slot attention is off: the backend is another" in refused
         assert f"it has {DEFINITION}" in refused
+        assert await command(monkeypatch, bus, "take", "gemm_n7_k7_f32") == 1
+        assert "leave slot linear out (POLYMORPH_WORKER_SLOTS), or its model" in capsys.readouterr().out
     assert await command(monkeypatch, house.bus, "take", DEFINITION, "--seconds", "0.1") == 1
     assert "ask again while it is ready" in capsys.readouterr().out
     assert await command(monkeypatch, house.bus, "list") == 0
