@@ -111,6 +111,7 @@ class Told:
         self.changing = False
         self.slow_s = 0.0
         self.features: tuple[Feature, ...] = ()
+        self.known: tuple[str, ...] = ()
 
     async def definitions(self) -> tuple[str, ...]:
         return (DEFINITION,)

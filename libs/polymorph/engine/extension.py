@@ -5,6 +5,7 @@ it reads.
 """
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -54,16 +55,18 @@ class PolymorphExtension:
         except BindingRefused as error:
             return {"ok": False, "reason": str(error), "left": 0}
 
-    def slots_stage(self, bindings: list[dict[str, Any]]) -> dict[str, Any]:
+    def slots_stage(self, bindings: list[dict[str, Any]], seconds: float = math.inf) -> dict[str, Any]:
         """Makes a whole new table ready, and changes nothing that runs. Of several ranks each stages; where all could,
         `slots_flip` follows on all, else `slots_abandon`.
+
+        Packs weights for about `seconds`: where `left` of them are to be packed still, nothing is staged yet.
         """
         try:
             self._record_flight()
-            _SLOTS.stage(bindings)
+            left = _SLOTS.stage(bindings, seconds)
         except (BindingRefused, ValueError, RuntimeError) as error:
-            return {"ok": False, "reason": str(error).splitlines()[0]}
-        return {"ok": True, "reason": ""}
+            return {"ok": False, "reason": str(error).splitlines()[0], "left": 0}
+        return {"ok": True, "reason": "", "left": left}
 
     def slots_flip(self, *, keep_packed: bool = False) -> dict[str, Any]:
         """Engages what was staged; `step` is how many steps this rank had computed, the same on all of them.

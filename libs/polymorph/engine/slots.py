@@ -105,20 +105,25 @@ class Slots:
         """
         return self._pack_until(time.monotonic() + seconds, checked(documents, self.definitions()))
 
-    def stage(self, documents: Iterable[Mapping[str, Any]]) -> None:
+    def stage(self, documents: Iterable[Mapping[str, Any]], seconds: float = math.inf) -> int:
         """Makes everything ready for `flip`, and changes nothing that runs: of several ranks each stages, then all flip.
+
+        Packs weights for about `seconds`; returns how many are left, and with any left nothing is staged.
 
         Raises:
             BindingRefused: a binding that cannot run here.
             ValueError, RuntimeError: likewise, by the dispatcher.
         """
         bindings = checked(documents, self.definitions())
-        self._pack_until(math.inf, bindings)
+        left = self._pack_until(time.monotonic() + seconds, bindings)
+        if left:
+            return left
         with self._freed_on_refusal():
             self.ops.table_begin()
             for binding in bindings:
                 self._fill(binding)
         self.staged = bindings
+        return 0
 
     def flip(self, *, keep_packed: bool = False) -> int:
         """Makes what was staged the whole table; returns its epoch. Packed weights that it does not use are freed, unless

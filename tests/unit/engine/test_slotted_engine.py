@@ -20,15 +20,20 @@ class Engines:
         self.steps = dict(enumerate(steps))
         self.calls: list[tuple[int, str]] = []
         self.refuses: int | None = None
+        self.left = 0
+        """Weights that the last rank has to pack, one a call."""
         self.engine_core = SimpleNamespace(core_engines=[0, 1], _call_utility_async=self.call)
 
     async def call(self, name: str, method: str, seconds: Any, args: Any, named: Any, *, engine: int) -> Any:
         assert (name, args) == ("collective_rpc", ())
         self.calls.append((engine, method))
         if method == "slots_stage" and engine == self.refuses:
-            return [{"ok": True, "reason": ""}, {"ok": False, "reason": "no room"}]
+            return [{"ok": True, "reason": "", "left": 0}, {"ok": False, "reason": "no room", "left": 0}]
+        left = [0, self.left] if method == "slots_stage" and engine == 1 else [0, 0]
+        self.left -= max(left) > 0
         return [
-            {"ok": True, "reason": "", "left": 0, "seconds": 0.1, "step": step} for step in self.steps[engine]
+            {"ok": True, "reason": "", "left": packs, "seconds": 0.1, "step": step}
+            for step, packs in zip(self.steps[engine], left, strict=True)
         ]
 
 
@@ -42,11 +47,17 @@ BINDINGS = [SlotBinding("gemm_n16_k16_f32", 1, 8, "path", "artifact")]
 async def test_engines_flip_apart_and_the_ranks_of_one_together() -> None:
     llm = Engines((7, 7), (9, 9))
     await engine_of(llm).engage(BINDINGS)
-    assert llm.calls == [
-        (engine, method) for method in ("slots_prepare", "slots_stage", "slots_flip") for engine in (0, 1)
-    ]
+    assert llm.calls == [(engine, method) for method in ("slots_stage", "slots_flip") for engine in (0, 1)]
     with pytest.raises(Refused, match="the ranks changed at different steps: 9, 8"):
         await engine_of(Engines((7, 7), (9, 8))).engage(BINDINGS)
+
+
+async def test_none_flips_before_the_last_rank_has_packed_its_weights() -> None:
+    llm = Engines((7, 7), (9, 9))
+    llm.left = 2
+    await engine_of(llm).engage(BINDINGS)
+    staged = [(engine, "slots_stage") for engine in (0, 1)]
+    assert llm.calls == 3 * staged + [(engine, "slots_flip") for engine in (0, 1)]
 
 
 async def test_where_one_rank_of_one_engine_cannot_none_flips() -> None:

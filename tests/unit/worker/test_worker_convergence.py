@@ -81,6 +81,7 @@ class OneLayer:
         self.salts.append(revision)
 
     features = ()
+    known = ()
 
     async def definitions(self) -> tuple[str, ...]:
         return tuple(self.slots.definitions())

@@ -84,6 +84,7 @@ async def test_the_range_of_a_revision_reaches_the_slot(
 
     class Held:
         features: tuple[Any, ...] = ()
+        known: tuple[str, ...] = ()
 
         async def manifest(self, digest: str) -> SignedManifest:
             return sign_manifest(manifest, signer)

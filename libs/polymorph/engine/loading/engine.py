@@ -26,6 +26,8 @@ class SlottedEngine:
         self.slotted = slotted
         self._requests = 0
         self._dead = dead
+        self.known: tuple[str, ...] = ()
+        """Definitions that had a slot when they were read last: none goes, some come with their first call."""
 
     @property
     def alive(self) -> bool:
@@ -47,7 +49,8 @@ class SlottedEngine:
     async def definitions(self) -> tuple[str, ...]:
         if not self.slotted:
             return ()
-        return tuple((await self._call("slots_describe"))["definitions"])
+        self.known = tuple((await self._call("slots_describe"))["definitions"])
+        return self.known
 
     async def missing(self) -> dict[str, str]:
         """Slots that were asked for and are off, with the reason."""
@@ -81,29 +84,31 @@ class SlottedEngine:
             if documents:
                 raise Refused("this engine was started without slots")
             return 0.0
-        stood = 0.0
-        left = 1
-        while left and documents:
-            began = time.monotonic()
-            left = (await self._checked("slots_prepare", bindings=documents, seconds=_SLICE_S))["left"]
-            stood += min(time.monotonic() - began, _SLICE_S)
-            await asyncio.sleep(_SLICE_S)
-        return stood + await self._flipped(documents, keep_packed=keep_packed)
-
-    async def _flipped(self, documents: list[dict[str, Any]], *, keep_packed: bool) -> float:
-        """All ranks make the table ready and then flip at one step, or none does; the seconds that the last one took."""
-        began = time.monotonic()
-        try:
-            await self._checked("slots_stage", bindings=documents)
-        except Refused:
-            await self._checked("slots_abandon")
-            raise
-        staged = time.monotonic() - began
+        stood = await self._staged(documents)
         flipped = await self._all("slots_flip", keep_packed=keep_packed)
         ranks = len(flipped) // self._engines
         for first in range(0, len(flipped), ranks):
             _raise_for_parted(flipped[first : first + ranks])
-        return staged + max(float(answer["seconds"]) for answer in flipped)
+        return stood + max(float(answer["seconds"]) for answer in flipped)
+
+    async def _staged(self, documents: list[dict[str, Any]]) -> float:
+        """All ranks make the table ready, a little at a time, or none has it; the seconds that they stood still for it.
+
+        Each call of the engine costs the step that it meets, so the last of these both packs and stages.
+        """
+        stood = 0.0
+        while True:
+            began = time.monotonic()
+            try:
+                left = (await self._checked("slots_stage", bindings=documents, seconds=_SLICE_S))["left"]
+            except Refused:
+                await self._checked("slots_abandon")
+                raise
+            seconds = time.monotonic() - began
+            if not left:
+                return stood + seconds
+            stood += min(seconds, _SLICE_S)
+            await asyncio.sleep(_SLICE_S)
 
     async def capture(
         self,

@@ -101,7 +101,9 @@ class Loader:
         hindrance = refused(used)
         if hindrance is not None:
             raise Refused(f"no kernel is loaded beside {hindrance.name}: {hindrance.reason}")
-        known = await self.engine.definitions()
+        known = self.engine.known
+        if not {kernel.definition for kernel in revision.kernels} <= {*known}:
+            known = await self.engine.definitions()
         native = "".join(f"; {each.name}: {each.reason}" for each in used if each.verdict is Verdict.NATIVE)
         for kernel in revision.kernels:
             if kernel.definition not in known:
