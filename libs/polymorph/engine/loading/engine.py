@@ -14,7 +14,8 @@ from polymorph.engine.loading.rows import SELF_PREFIX
 from polymorph.engine.support import Feature, features
 
 _RPC_TIMEOUT_S = 60.0
-_SLICE_S = 0.05
+_SLICE_S = 0.004
+_REST_S = 0.05
 _TOP_K, _TOP_P = 100, 0.9
 
 
@@ -108,7 +109,7 @@ class SlottedEngine:
             if not left:
                 return stood + seconds
             stood += min(seconds, _SLICE_S)
-            await asyncio.sleep(_SLICE_S)
+            await asyncio.sleep(_REST_S)
 
     async def capture(
         self,
