@@ -48,7 +48,7 @@ test: setup ## All tests that run without containers, the real servers and the r
 	@$(BIN)/python -m pytest -m "alone and not slow" --timeout 600 $(or $(ARGS),$(ALONE)) || test $$? = 5  # 5: ARGS name none of them
 	@$(BIN)/python -m pytest -m "not alone and not slow" --timeout 600 -n $(WORKERS) $(ARGS)
 
-test-slow: setup ## What takes minutes: two workers that restart in turn, engines with experts
+test-slow: setup ## What takes minutes: two workers that restart in turn, a fleet under faults, engines with experts
 	@$(BIN)/python -m pytest -m slow --timeout 900 $(ARGS)
 
 test-fast: setup ## Only the quick ones: no server, no engine

@@ -1,7 +1,6 @@
 """One real worker for all tests of this folder: nats-server, vLLM on a small model, keys, a kernel."""
 
 import asyncio
-import hashlib
 import json
 import os
 import signal
@@ -27,16 +26,14 @@ from polymorph.bus.provision import provision
 from polymorph.bus.server import NatsServer
 from polymorph.config.clock import SystemClock
 from polymorph.events.state import DesiredState, Mode, PromoterSignature, WorkerRecord
-from polymorph.events.values import EngineSettings, KernelBinding, Numerics, Revision
-from polymorph.kernels.definitions import definition_named
-from polymorph.kernels.isa import Cpu
-from polymorph.kernels.schema import Manifest
-from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
+from polymorph.events.values import EngineSettings, KernelBinding, Revision
+from polymorph.kernels.signing import Role, Signer, Trust
+
+sys.path.insert(0, str(Path(__file__).parent))
+from making import SOURCE, built, signed
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "models" / "tiny-dense"
-SOURCE = ROOT / "tests" / "unit" / "engine" / "packed_gemm.cpp"
-ABI = ROOT / "libs" / "polymorph" / "kernels" / "abi"
 POOL = "tiny"
 WORKER = "w1"
 START_S = 300.0
@@ -79,40 +76,12 @@ class House:
         return (self.folder / "worker.log").read_text(errors="replace")
 
     def build(self, *defines: str, source: Path = SOURCE) -> bytes:
-        target = self.folder / f"kernel{hashlib.sha256(repr((defines, source)).encode()).hexdigest()[:8]}.so"
-        flags = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
-        flags += ["-fno-exceptions", "-fno-rtti", "-Wl,--hash-style=sysv", f"-I{ABI}", *defines]
-        subprocess.run(["g++", *flags, str(source), "-o", str(target)], check=True)
-        return target.read_bytes()
+        return built(self.folder, *defines, source=source)
 
     async def sign(self, bus: NatsBus, library: bytes, definition: str, **changes: Any) -> KernelBinding:
         """Puts a kernel and its signed manifest into the object store; `changes` are to the manifest."""
         signer = changes.pop("signer", self.evaluator)
-        artifact = await bus.put_object(library)
-        fields = {
-            "artifact": artifact,
-            "definition": definition,
-            "definition_digest": definition_named(definition).digest(),
-            "solution": "1" * 64,
-            "hardware": Cpu.read().fingerprint,
-            "isa": Cpu.read().isa.name,
-            "toolchain": "test",
-            "layout": None,
-            "numerics": Numerics.REORDERED,
-            "min_m": 1,
-            "max_m": 1 << 30,
-            "evidence": "2" * 64,
-        } | changes
-        signed = sign_manifest(Manifest(**fields), signer)
-        manifest = await bus.put_object(signed.canonical())
-        return KernelBinding(
-            definition=definition,
-            min_m=1,
-            max_m=1 << 30,
-            manifest=manifest,
-            artifact=artifact,
-            numerics=fields["numerics"],
-        )
+        return await signed(bus, library, definition, signer, **changes)
 
     async def desire(
         self, bus: NatsBus, *kernels: KernelBinding, signer: Signer | None = None
@@ -199,7 +168,7 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def start() -> Callable[..., subprocess.Popen[bytes]]:
     """For a test that needs a worker of its own."""
     return start_worker

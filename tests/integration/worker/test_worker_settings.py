@@ -7,59 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from polymorph.bus.nats import NatsBus
 from polymorph.events.requests import PlanAnswer, PlanChange
 from polymorph.events.values import EngineSettings, Revision
 
+sys.path.insert(0, str(Path(__file__).parent))
+from streams import Load, stream
+
 pytestmark = [pytest.mark.engine, pytest.mark.real]
 TOKENS = 240
-
-
-async def _stream(url: str, number: int) -> tuple[int, str, str]:
-    """Pieces of text, the finish reason, and the revision that answered."""
-    body = {
-        "model": "tiny-dense",
-        "prompt": f"stream number {number}",
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    pieces, last = 0, ""
-    async with (
-        httpx.AsyncClient(timeout=200) as client,
-        client.stream("POST", f"{url}/v1/completions", json=body) as answer,
-    ):
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if line.startswith("data: "):
-                pieces += 1
-                last = line
-    return pieces, last, answer.headers["x-polymorph-revision"]
-
-
-class Load:
-    """Streams that follow each other on some lanes until told to end."""
-
-    def __init__(self, url: str, lanes: int) -> None:
-        self._ending = False
-        self.done: list[tuple[int, str, str]] = []
-        self._lanes = [asyncio.create_task(self._lane(url, lane)) for lane in range(lanes)]
-
-    async def _lane(self, url: str, lane: int) -> None:
-        while not self._ending:
-            self.done.append(await _stream(url, lane))
-
-    async def end(self) -> set[str]:
-        """Raises where a stream failed or was cut; the revisions that answered."""
-        self._ending = True
-        await asyncio.gather(*self._lanes)
-        assert all(last == "data: [DONE]" for _, last, _ in self.done)
-        assert all(pieces > TOKENS / 2 for pieces, _, _ in self.done)
-        return {revision for _, _, revision in self.done}
 
 
 async def _planned(bus: NatsBus, **settings: Any) -> PlanAnswer:
@@ -80,7 +38,7 @@ async def test_settings_within_the_envelope_change_under_traffic(house: Any, bus
     assert (plan.ok, plan.way, plan.pause, plan.cache_reset) == (True, "live", False, False)
     assert plan.inverse is not None
     assert plan.inverse.max_num_seqs == 8
-    load = Load(house.url, 4)
+    load = Load(house.url, 4, TOKENS)
     desired = await house.desire_settings(bus, **wanted)
     event = await house.answer(bus, desired.generation)
     assert event["type"] == "loaded", event
@@ -118,7 +76,7 @@ async def test_what_cannot_be_is_refused_in_words(
     assert event["type"] == "refused", event
     assert reason in event["reason"]
     assert (await house.record(bus)).settings == before
-    assert (await _stream(house.url, 1))[1] == "data: [DONE]"
+    assert (await stream(house.url, 1, TOKENS)).whole(TOKENS)
 
 
 async def test_the_command_says_what_a_worker_would_do(house: Any, bus: NatsBus, tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import base64
-import contextlib
 import json
-from collections.abc import AsyncIterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from polymorph.bus import topology
 from polymorph.bus.nats import NatsBus
-from polymorph.bus.port import StreamRecord
 from polymorph.config.clock import SystemClock
 from polymorph.events.requests import ControlAnswer, ControlSlots, LeaseAnswer, LeaseHost
 from polymorph.events.state import Quarantine
@@ -22,37 +20,15 @@ from polymorph.kernels.catalogue.artifacts import artifacts
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.signing import Signer
 
+sys.path.insert(0, str(Path(__file__).parent))
+from listening import events, outcome
+
 pytestmark = [pytest.mark.engine, pytest.mark.real]
 
 _CRASHES = (
     '#include "polymorph_kernel.h"\nextern "C" int32_t pm_run(const pm_context *, const pm_tensor *, int32_t, \
 const pm_tensor *, int32_t) { __builtin_trap(); }\n'
 )
-
-
-@contextlib.asynccontextmanager
-async def _events(bus: NatsBus) -> AsyncIterator["asyncio.Queue[dict[str, Any]]"]:
-    """What the worker publishes from now on."""
-    heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-
-    async def follow() -> None:
-        async for record in bus.events(subjects="polymorph.evt.worker.>", after="0-0"):
-            if isinstance(record, StreamRecord):
-                heard.put_nowait({"type": record.envelope.type.split(".")[3], **record.envelope.data})
-
-    task = asyncio.create_task(follow())
-    try:
-        yield heard
-    finally:
-        task.cancel()
-
-
-async def _answer(heard: "asyncio.Queue[dict[str, Any]]", generation: int) -> dict[str, Any]:
-    async with asyncio.timeout(150):  # a self-test of each kernel of a revision comes first
-        while True:
-            event = await heard.get()
-            if event.get("generation") == generation:
-                return event
 
 
 async def _tokens(url: str, prompt: str, tokens: int = 16, **sampling: float) -> str:
@@ -72,11 +48,11 @@ async def _tokens(url: str, prompt: str, tokens: int = 16, **sampling: float) ->
 
 async def test_a_signed_kernel_is_engaged_under_traffic(house: Any, bus: NatsBus, definition: str) -> None:
     native = await _tokens(house.url, "def main():", 32)
-    async with _events(bus) as heard:
+    async with events(bus) as heard:
         traffic = [asyncio.create_task(_tokens(house.url, f"chat number {n}", 200)) for n in range(4)]
         kernel = await house.sign(bus, house.build(), definition)
         desired = await house.desire(bus, kernel)
-        event = await _answer(heard, desired.generation)
+        event = await outcome(heard, desired.generation)
         assert event["type"] == "loaded", event
         assert event["kernels"] == [kernel.artifact]
         assert event["served_calls"] > 0
@@ -108,11 +84,11 @@ async def test_a_kernel_of_every_operation_is_tried_and_engaged(house: Any, bus:
     for name in names:
         artifact = artifacts(definition_named(name), most=1)[0]
         kernels.append(await house.sign(bus, artifact.path.read_bytes(), name))
-    async with _events(bus) as heard:
+    async with events(bus) as heard:
         traffic = [asyncio.create_task(_tokens(house.url, f"chat number {n}", 200)) for n in range(4)]
         # Nobody samples meanwhile: what the kernel of top-k and top-p is tried on are requests of the worker's own.
         desired = await house.desire(bus, *kernels)
-        event = await _answer(heard, desired.generation)
+        event = await outcome(heard, desired.generation)
         assert event["type"] == "loaded", event
         await asyncio.gather(*traffic)
     assert set(await house.engaged()) == {kernel.artifact for kernel in kernels}
@@ -188,9 +164,9 @@ async def test_refuses(house: Any, bus: NatsBus, definition: str, case: str, tmp
     if case == "other-bytes":
         await _overwrite(house, kernel.artifact)
     before, engaged = (await house.record(bus)).revision, await house.engaged()
-    async with _events(bus) as heard:
+    async with events(bus) as heard:
         desired = await house.desire(bus, kernel, signer=stranger if case == "wrong-promoter" else None)
-        event = await _answer(heard, desired.generation)
+        event = await outcome(heard, desired.generation)
     assert event["type"] == "refused", event
     assert _REASONS[case] in event["reason"]
     assert (await house.record(bus)).revision == before
@@ -215,23 +191,23 @@ async def test_a_kernel_that_crashes_is_refused_and_nothing_else_dies(
     source = tmp_path / "crash.cpp"
     source.write_text(_CRASHES)
     kernel = await house.sign(bus, house.build(source=source), definition)
-    async with _events(bus) as heard:
+    async with events(bus) as heard:
         desired = await house.desire(bus, kernel)
-        event = await _answer(heard, desired.generation)
+        event = await outcome(heard, desired.generation)
     assert event["type"] == "refused", event
     assert "self-test" in event["reason"]
     assert await _tokens(house.url, "still here")
 
 
 async def test_rolls_back_to_empty_slots(house: Any, bus: NatsBus, definition: str) -> None:
-    async with _events(bus) as heard:
+    async with events(bus) as heard:
         kernel = await house.sign(bus, house.build(), definition)
         desired = await house.desire(bus, kernel)
-        event = await _answer(heard, desired.generation)
+        event = await outcome(heard, desired.generation)
         assert event["type"] == "loaded", event
         assert await house.engaged() == [kernel.artifact]
         desired = await house.desire(bus)
-        event = await _answer(heard, desired.generation)
+        event = await outcome(heard, desired.generation)
         assert event["type"] == "loaded", event
         assert event["revision"] == "empty"
         assert event["kernels"] == []
@@ -243,7 +219,7 @@ async def test_a_burst_ends_by_itself_and_is_reported(house: Any, bus: NatsBus) 
         request = LeaseHost(**({"worker_id": "w1", "lease_id": "l1", "burst_s": 0.3} | fields))
         return LeaseAnswer.model_validate_json(await bus.request(request, timeout_s=10))
 
-    async with _events(bus) as heard:
+    async with events(bus) as heard:
         traffic = asyncio.create_task(_tokens(house.url, "a long answer", 200))
         await asyncio.sleep(0.2)
         assert (await lease()).granted

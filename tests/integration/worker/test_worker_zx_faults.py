@@ -1,9 +1,7 @@
 """A kernel that crashes, and one that hangs, in a worker that serves: nobody but the kernel pays for it."""
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,12 @@ import pytest
 
 from polymorph.bus import topology
 from polymorph.bus.nats import NatsBus
-from polymorph.bus.port import StreamRecord
 from polymorph.events.state import Quarantine
 from polymorph.events.values import KernelBinding
+
+sys.path.insert(0, str(Path(__file__).parent))
+from listening import events, told
+from streams import ask
 
 pytestmark = [pytest.mark.engine, pytest.mark.real]
 
@@ -45,54 +46,11 @@ def requests() -> dict[str, dict[str, Any]]:
 CAN_GO_ON = [name for name in requests() if name not in {"penalty", "grammar"}]
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """What a client puts together from an answer, streamed or not."""
-    seen: dict[str, Any] = {"texts": {}, "tokens": {}, "logprobs": {}, "usage": None, "error": None}
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        text = (await answer.aread()).decode()
-    events = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
-    parts = [json.loads(each) for each in (events if body.get("stream") else [text])]
-    for part in parts:
-        seen["error"] = part.get("error") or seen["error"]
-        seen["usage"] = part.get("usage") or seen["usage"]
-        for choice in part.get("choices", ()):
-            index = choice["index"]
-            seen["texts"][index] = seen["texts"].get(index, "") + choice["text"]
-            seen["tokens"].setdefault(index, []).extend(choice["token_ids"] or ())
-            logprobs = choice["logprobs"] or {"tokens": []}
-            seen["logprobs"].setdefault(index, []).extend(logprobs["tokens"])
-    return seen
-
-
 async def ask_all(url: str) -> dict[str, dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url, timeout=180) as client:
         asked = requests()
         answers = await asyncio.gather(*(ask(client, body) for body in asked.values()))
     return dict(zip(asked, answers, strict=True))
-
-
-@contextlib.asynccontextmanager
-async def events(bus: NatsBus) -> AsyncIterator["asyncio.Queue[dict[str, Any]]"]:
-    heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-
-    async def follow() -> None:
-        async for record in bus.events(subjects="polymorph.evt.worker.>", after="0-0"):
-            if isinstance(record, StreamRecord):
-                heard.put_nowait({"type": record.envelope.type.split(".")[3], **record.envelope.data})
-
-    task = asyncio.create_task(follow())
-    try:
-        yield heard
-    finally:
-        task.cancel()
-
-
-async def told(heard: "asyncio.Queue[dict[str, Any]]", kind: str, generation: int) -> dict[str, Any]:
-    async with asyncio.timeout(120):
-        while True:
-            event = await heard.get()
-            if event["type"] == kind and event["generation"] == generation:
-                return event
 
 
 async def counted(url: str, series: str) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from polymorph.bus.nats import NatsBus
 from polymorph.events.requests import PlanAnswer, PlanChange
 from polymorph.events.values import EngineSettings, Revision
 
+sys.path.insert(0, str(Path(__file__).parent))
+from streams import Load, stream
+
 pytestmark = [pytest.mark.engine, pytest.mark.real]
 TOKENS = 100
 DRAFT = Path(__file__).parents[3] / "models" / "tiny-draft"
@@ -23,28 +27,6 @@ WANTED = {
     "speculative_model": str(DRAFT),
     "num_speculative_tokens": 2,
 }
-
-
-async def _streamed(url: str, number: int) -> tuple[int, str, str]:
-    """Pieces of text, the last line, and the revision that answered."""
-    body = {
-        "model": "tiny-dense",
-        "prompt": f"stream number {number}",
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    pieces, last = 0, ""
-    async with (
-        httpx.AsyncClient(timeout=200) as client,
-        client.stream("POST", f"{url}/v1/completions", json=body) as answer,
-    ):
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if line.startswith("data: "):
-                pieces, last = pieces + 1, line
-    return pieces, last, answer.headers["x-polymorph-revision"]
 
 
 async def _text(url: str) -> str:
@@ -64,13 +46,6 @@ async def _generated(url: str) -> tuple[float, bool]:
 
 
 async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> None:
-    done: list[tuple[int, str, str]] = []
-    changed = asyncio.Event()
-
-    async def lane(number: int) -> None:
-        while not changed.is_set():
-            done.append(await _streamed(house.url, number))
-
     revision = Revision(revision="asked", engine=EngineSettings(**WANTED))
     request = PlanChange(worker_id="w1", revision=revision)
     plan = PlanAnswer.model_validate_json(await bus.request(request, timeout_s=20))
@@ -80,17 +55,14 @@ async def test_an_engine_is_replaced_under_traffic(house: Any, bus: NatsBus) -> 
     counted, new = await _generated(house.url)
     assert counted > 0
     assert not new
-    lanes = [asyncio.create_task(lane(number)) for number in range(3)]
+    load = Load(house.url, 3, TOKENS)
     desired = await house.desire_settings(bus, **WANTED)
     event = await house.answer(bus, desired.generation, 280)
     assert event["type"] == "loaded", event
     assert event["way"] == "engine"
     assert {name: event["settings"][name] for name in WANTED} == WANTED
-    changed.set()
-    await asyncio.gather(*lanes)
-    assert all(last == "data: [DONE]" for _, last, _ in done)
-    assert all(pieces > TOKENS / 2 for pieces, _, _ in done)
-    assert (await _streamed(house.url, 9))[2] == desired.stable.revision
+    await load.end()
+    assert (await stream(house.url, 9, TOKENS)).revision == desired.stable.revision
     async with asyncio.timeout(20):
         while (record := await house.record(bus)).revision != desired.stable.revision:
             await asyncio.sleep(0.1)
@@ -110,14 +82,14 @@ async def test_a_draft_model_gets_other_weights_while_it_serves(
     weights = load_file(other / "model.safetensors")
     save_file({name: weight * 0.5 for name, weight in weights.items()}, other / "model.safetensors")
     before = await _text(house.url)
-    traffic = asyncio.create_task(_streamed(house.url, 1))
+    traffic = asyncio.create_task(stream(house.url, 1, TOKENS))
     desired = await house.desire_settings(bus, **{**WANTED, "speculative_model": str(other)})
     event = await house.answer(bus, desired.generation)
     assert event["type"] == "loaded", event
     assert event["way"] == "live"
     assert 0 < event["stood_s"] < 5
     assert event["settings"]["speculative_model"] == str(other)
-    assert (await traffic)[1] == "data: [DONE]"
+    assert (await traffic).whole(TOKENS)
     assert await _text(house.url) == before
     wrong = await house.desire_settings(
         bus, **{**WANTED, "speculative_model": str(DRAFT.parent / "tiny-dense")}
