@@ -150,6 +150,8 @@ async def test_what_comes_into_quarantine_is_dropped_where_it_runs(
     house: Any, bus: NatsBus, definition: str
 ) -> None:
     known = await before(house, bus, definition)
+    await house.desire(bus)
+    await runs(house, bus, "empty")  # whatever served before, this is what there is to go back to
     await house.desire(bus, known.good)
     async with asyncio.timeout(60):
         while await house.engaged() != [known.good.artifact]:
