@@ -12,15 +12,14 @@ DONE = "data: [DONE]"
 
 @dataclass(frozen=True)
 class Streamed:
-    """Pieces that came, the last line, and the revision that answered."""
+    """Tokens by the answer's own count (a piece may hold several), the last line, and the revision that answered."""
 
-    pieces: int
+    tokens: int
     last: str
     revision: str
 
     def whole(self, tokens: int) -> bool:
-        """A piece may hold more than one token."""
-        return self.last == DONE and self.pieces > tokens / 2
+        return self.last == DONE and self.tokens == tokens
 
 
 async def stream(url: str, number: int, tokens: int) -> Streamed:
@@ -31,17 +30,20 @@ async def stream(url: str, number: int, tokens: int) -> Streamed:
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
-    pieces, last = 0, ""
+    counted, last = 0, ""
     async with (
         httpx.AsyncClient(timeout=200) as client,
         client.stream("POST", f"{url}/v1/completions", json=body) as answer,
     ):
         assert answer.status_code == 200
         async for line in answer.aiter_lines():
-            if line.startswith("data: "):
-                pieces, last = pieces + 1, line
-    return Streamed(pieces, last, answer.headers["x-polymorph-revision"])
+            if line.startswith("data: {"):
+                usage = json.loads(line[6:]).get("usage") or {"completion_tokens": counted}
+                counted = usage["completion_tokens"]
+            last = line or last
+    return Streamed(counted, last, answer.headers["x-polymorph-revision"])
 
 
 class Load:
@@ -61,7 +63,8 @@ class Load:
         """Raises where a stream failed or was cut; the revisions that answered."""
         self._ending = True
         await asyncio.gather(*self._lanes)
-        assert all(each.whole(self._tokens) for each in self._done)
+        cut = [each for each in self._done if not each.whole(self._tokens)]
+        assert not cut, cut
         return {each.revision for each in self._done}
 
 
