@@ -37,8 +37,10 @@ BusFactory = Callable[..., Awaitable[NatsBus]]
 SHARING = ("tests/integration/", "tests/contract/ledger/")
 """Folders whose tests share a server or an engine."""
 ALONE = "tests/integration/evaluator/"
-LONGEST = ("tests/integration/worker/", "tests/integration/embedded/", "tests/integration/plain/")
-"""Folders that take minutes each: they begin first, so that no process is left with one when the other has ended."""
+LONGEST = ("tests/integration/plain/", "tests/integration/worker/", "tests/integration/embedded/")
+"""Folders that take minutes each: they begin first, so that no process is left with one when the other has ended. The
+first of them wants a vLLM that nothing of this process has changed.
+"""
 
 
 class ByPlace(LoadScopeScheduling):

@@ -53,7 +53,7 @@ class World:
         self.manifest = hashlib.sha256(signed).hexdigest()
         self.folder = folder / "kernels"
         self.artifacts = ArtifactFolder(self.folder, self.store)
-        engine: Any = SimpleNamespace(features=(), definitions=self._definitions)
+        engine: Any = SimpleNamespace(features=(), known=(), definitions=self._definitions)
         held: Any = SimpleNamespace(hold=lambda digest, content: SimpleNamespace(path="/x.so"))
         tested = {(ARTIFACT, DEFINITION, 1, 8)}
         self.loader = Loader(engine, self.artifacts, trust, "here", Isa.AVX2, folder, held, tested=tested)
