@@ -9,6 +9,7 @@ import fcntl
 import logging
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -36,11 +37,10 @@ BusFactory = Callable[..., Awaitable[NatsBus]]
 
 SHARING = ("tests/integration/", "tests/contract/ledger/")
 """Folders whose tests share a server or an engine."""
+CHANGES_VLLM = "polymorph.engine.extension"
 ALONE = "tests/integration/evaluator/"
 LONGEST = ("tests/integration/plain/", "tests/integration/worker/", "tests/integration/embedded/")
-"""Folders that take minutes each: they begin first, so that no process is left with one when the other has ended. The
-first of them wants a vLLM that nothing of this process has changed.
-"""
+"""Folders that take minutes each: they begin first, so that no process is left with one when the other has ended."""
 
 
 class ByPlace(LoadScopeScheduling):
@@ -53,7 +53,13 @@ class ByPlace(LoadScopeScheduling):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Longest first, in every process alike; what is to run alone lies where `make test` looks for it."""
+    """Longest first, in every process alike; what is to run alone lies where `make test` looks for it, and no module of
+    tests changes vLLM by being imported.
+    """
+    if CHANGES_VLLM in sys.modules:
+        raise pytest.UsageError(
+            f"import {CHANGES_VLLM} in a process of its own: it changes vLLM for all other tests"
+        )
     for item in items:
         if item.get_closest_marker("alone") and not item.nodeid.startswith(ALONE):
             raise pytest.UsageError(

@@ -13,9 +13,9 @@ from typing import Any
 
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
+from polymorph.engine.flight import FLIGHT_VARIABLE, path_of, rank_of_all
 from polymorph.engine.installation import Installation
 
-FLIGHT_VARIABLE = "POLYMORPH_FLIGHT_DIR"
 _MIB = 1 << 20
 
 _INSTALLED = Installation.make()
@@ -158,11 +158,5 @@ class PolymorphExtension:
         folder = os.environ.get(FLIGHT_VARIABLE)
         if folder and not getattr(self, "_flight", False):
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-            _SLOTS.ops.open_flight(str(Path(folder) / f"rank-{self._rank_of_all()}.flight"))
+            _SLOTS.ops.open_flight(str(path_of(Path(folder), rank_of_all(self))))
             self._flight = True
-
-    def _rank_of_all(self) -> int:
-        """Counted on over data-parallel engines, which may share the folder."""
-        parallel = getattr(self, "parallel_config", None)
-        engine = int(getattr(parallel, "data_parallel_index", 0))
-        return engine * int(getattr(parallel, "world_size", 1)) + int(getattr(self, "rank", 0))

@@ -16,7 +16,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 FLIGHT_VARIABLE = "POLYMORPH_FLIGHT_DIR"
 SIZE = 128
@@ -38,6 +38,13 @@ class Flight:
 
     def seconds(self, now_ns: int) -> float:
         return max(0, now_ns - self.began_ns) / 1e9
+
+
+def rank_of_all(worker: Any) -> int:
+    """The rank of one of vLLM's workers, counted on over data-parallel engines, which may share the folder."""
+    parallel = getattr(worker, "parallel_config", None)
+    engine = int(getattr(parallel, "data_parallel_index", 0))
+    return engine * int(getattr(parallel, "world_size", 1)) + int(getattr(worker, "rank", 0))
 
 
 def path_of(folder: Path, rank: int) -> Path:

@@ -14,8 +14,7 @@ import pytest
 from polymorph.bus.errors import Retryable
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
-from polymorph.engine.extension import PolymorphExtension
-from polymorph.engine.flight import FlightRecord, in_flight
+from polymorph.engine.flight import FlightRecord, in_flight, rank_of_all
 from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.engine.plain import front, server, watch
 from polymorph.engine.plain.folder import KernelFolder, NotThere
@@ -252,7 +251,6 @@ def test_of_several_engines_over_one_folder_each_front_blames_its_own_kernels(
 
 def test_ranks_count_on_over_data_parallel_engines() -> None:
     parallel = SimpleNamespace(data_parallel_index=2, world_size=4)
-    rank_of_all: Any = PolymorphExtension._rank_of_all
     assert rank_of_all(SimpleNamespace(parallel_config=parallel, rank=3)) == 11
     assert rank_of_all(SimpleNamespace(rank=3)) == 3
 
