@@ -56,6 +56,7 @@ def main() -> None:
     from vllm.platforms import current_platform  # noqa: PLC0415 - after the environment is set
 
     from polymorph.engine.dispatcher.ops import load  # noqa: PLC0415
+    from polymorph.engine.packed import PackedWeights  # noqa: PLC0415
     from polymorph.engine.slots import Slots  # noqa: PLC0415
     from polymorph.engine.weights import WeightStore  # noqa: PLC0415
     from polymorph.kernels.catalogue.artifacts import artifacts  # noqa: PLC0415
@@ -63,7 +64,7 @@ def main() -> None:
     from polymorph.kernels.isa import hardware_fingerprint  # noqa: PLC0415
 
     current_platform.import_kernels()
-    slots = Slots(ops=load(), weights=WeightStore(1 << 33), packed_budget=1 << 33)
+    slots = Slots(ops=load(), weights=WeightStore(1 << 33), packed=PackedWeights(1 << 33))
     tokens = (1, 32) if quick else TOKENS
     rows = []
     for operation in options.op:

@@ -45,7 +45,7 @@ class PolymorphExtension:
             "libraries": sorted(_SLOTS.ops.loaded_libraries()),
             "threads": int(_SLOTS.ops.threads()),
             "kept_bytes": _SLOTS.weights.bytes,
-            "packed_bytes": _SLOTS.packed_bytes(),
+            "packed_bytes": _SLOTS.packed.bytes,
         }
 
     def slots_prepare(self, bindings: list[dict[str, Any]], seconds: float = 0.05) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class PolymorphExtension:
             "epoch": epoch,
             "step": _STEPS.count if _STEPS.known else None,
             "seconds": seconds,
-            "bytes": _SLOTS.packed_bytes(),
+            "bytes": _SLOTS.packed.bytes,
         }
 
     def slots_abandon(self) -> dict[str, Any]:

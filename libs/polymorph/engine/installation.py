@@ -12,6 +12,7 @@ from polymorph.engine.hooks import HOOKS, graphs, spin
 from polymorph.engine.hooks.hook import hindrance
 from polymorph.engine.hooks.steps import Steps
 from polymorph.engine.launch import DEFAULT_SLOTS, on_cpu
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.profile import StepProfile
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
@@ -101,7 +102,7 @@ def _slots(ops: Any) -> Slots:
     return Slots(
         ops=ops,
         weights=WeightStore(int(os.environ.get(KEPT_VARIABLE, "4096")) * _MIB),
-        packed_budget=int(os.environ.get(PACKED_VARIABLE, "4096")) * _MIB,
+        packed=PackedWeights(int(os.environ.get(PACKED_VARIABLE, "4096")) * _MIB),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from polymorph.engine.bindings import BindingRefused, SlotBinding, checked
+from polymorph.engine.packed import PackedKey, PackedWeights
 from polymorph.engine.weights import KeptWeight, WeightStore
 
 _SHORT = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -34,13 +35,12 @@ class Slots:
 
     ops: Any
     weights: WeightStore
-    packed_budget: int
+    packed: PackedWeights
     layers: list[Layer] = field(default_factory=list)
     engaged: list[SlotBinding] = field(default_factory=list)
     staged: list[SlotBinding] | None = None
     missing: dict[str, str] = field(default_factory=dict)
     """Slots that were asked for and are off, with the reason."""
-    _packed: dict[tuple[int, str], Any] = field(default_factory=dict)
 
     def add_layer(
         self, definition: str, layer_id: int, site: int, kept: tuple[KeptWeight | None, ...]
@@ -126,8 +126,8 @@ class Slots:
         return 0
 
     def flip(self, *, keep_packed: bool = False) -> int:
-        """Makes what was staged the whole table; returns its epoch. Packed weights that it does not use are freed, unless
-        they are soon to be used again.
+        """Makes what was staged the whole table; returns its epoch. Of packed weights that it does not use a few stay for a
+        way back, or all of them where they are soon to be used again.
 
         Raises:
             BindingRefused: nothing was staged.
@@ -136,15 +136,14 @@ class Slots:
             raise BindingRefused("nothing was staged: stage a table first")
         epoch = int(self.ops.table_commit())
         self.engaged, self.staged = self.staged, None
-        if not keep_packed:
-            self._drop_unused()
+        self.packed.put_in_force(self._used(self.engaged), keep_all=keep_packed)
         return epoch
 
     def abandon(self) -> None:
         """Drops what was staged, with what was packed for it."""
         self.staged = None
         self.ops.table_abandon()
-        self._drop_unused()
+        self.packed.abandon()
 
     def engage(self, documents: Iterable[Mapping[str, Any]], *, keep_packed: bool = False) -> int:
         """Stages and flips at once; returns the epoch.
@@ -158,11 +157,9 @@ class Slots:
 
     def clear(self) -> int:
         """Every slot runs the engine's own code again, and packed weights are freed."""
-        return self.engage([])
-
-    def packed_bytes(self) -> int:
-        """Bytes of packed weights, without those that are the model's own."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._packed.values())
+        epoch = self.engage([])
+        self.packed.clear()
+        return epoch
 
     def layer_of_site(self, site: int) -> Layer | None:
         return next((layer for layer in self.layers if layer.site == site), None)
@@ -173,8 +170,9 @@ class Slots:
     def _pack_until(self, until: float, bindings: list[SlotBinding]) -> int:
         with self._freed_on_refusal():
             missing = self._missing(bindings)
+            needed = self._used(bindings)
             while missing and time.monotonic() < until:
-                self._pack(*missing.pop())
+                self._pack(*missing.pop(), needed)
         return len(missing)
 
     @contextlib.contextmanager
@@ -192,7 +190,7 @@ class Slots:
             for layer in self._served_by(binding):
                 for kept in self._granted(layer):
                     key = (kept.key, _layout(binding))
-                    if key not in self._packed:
+                    if key not in self.packed:
                         wanted.setdefault(key, (kept, binding))
         return list(wanted.values())
 
@@ -205,23 +203,17 @@ class Slots:
             )
         return granted
 
-    def _pack(self, kept: KeptWeight, binding: SlotBinding) -> None:
+    def _pack(self, kept: KeptWeight, binding: SlotBinding, needed: set[PackedKey]) -> None:
         weight = kept.restore()
         try:
             packed = self.ops.pack(binding.path, weight) if self.ops.packs(binding.path) else weight
+            self.packed.add((kept.key, _layout(binding)), packed, needed)
         except (ValueError, RuntimeError) as error:
             raise BindingRefused(f"{binding.definition}: {str(error).splitlines()[0]}") from error
-        size = packed.numel() * packed.element_size()
-        if self.packed_bytes() + size > self.packed_budget:
-            raise BindingRefused(
-                f"{binding.definition}: packed weights would take more than the budget of "
-                f"{self.packed_budget >> 20} MiB"
-            )
-        self._packed[kept.key, _layout(binding)] = packed
 
     def _fill(self, binding: SlotBinding) -> None:
         packed_at = {
-            layer.site: [self._packed[kept.key, _layout(binding)] for kept in self._granted(layer)]
+            layer.site: [self.packed[kept.key, _layout(binding)] for kept in self._granted(layer)]
             for layer in self._served_by(binding)
         }
         for site in packed_at or self.ops.sites_of(binding.definition):
@@ -236,15 +228,14 @@ class Slots:
                     binding.most,
                 )
 
-    def _drop_unused(self) -> None:
-        used = {
+    def _used(self, bindings: Iterable[SlotBinding]) -> set[PackedKey]:
+        return {
             (kept.key, _layout(binding))
-            for binding in self.engaged
+            for binding in bindings
             for layer in self._served_by(binding)
             for kept in layer.kept
             if kept is not None
         }
-        self._packed = {key: packed for key, packed in self._packed.items() if key in used}
 
 
 def _layout(binding: SlotBinding) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.kernels.catalogue.artifacts import artifacts
@@ -21,7 +22,7 @@ DEFINITION = silu_and_mul_definition(D, "float32")
 
 @pytest.fixture
 def slots() -> Iterator[Slots]:
-    made = Slots(ops=load(), weights=WeightStore(1 << 20), packed_budget=1 << 20)
+    made = Slots(ops=load(), weights=WeightStore(1 << 20), packed=PackedWeights(1 << 20))
     made.ops.silu_and_mul(torch.zeros(1, 2 * D))
     made.ops.read_counters(True)
     yield made

@@ -8,6 +8,7 @@ import torch
 
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.kernels.catalogue.artifacts import Artifact, artifacts
@@ -19,7 +20,7 @@ SAMPLING = "top_k_top_p_v97_f32"
 
 @pytest.fixture(scope="module")
 def slots() -> Slots:
-    made = Slots(ops=load(), weights=WeightStore(1 << 20), packed_budget=1 << 20)
+    made = Slots(ops=load(), weights=WeightStore(1 << 20), packed=PackedWeights(1 << 20))
     made.ops.add_attention(6, 2, 32, 32, torch.float32)
     made.ops.add_top_k_top_p(97)
     return made

@@ -11,6 +11,7 @@ import torch
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 
@@ -51,7 +52,7 @@ class Layer:
         self.n, self.k = 32, Layer._k
         weight = torch.randn(self.n, self.k)
         self.weight = weight.bfloat16().float() if exact else weight
-        self.slots = Slots(ops=load(), weights=WeightStore(budget), packed_budget=packed)
+        self.slots = Slots(ops=load(), weights=WeightStore(budget), packed=PackedWeights(packed))
         self.definition = f"gemm_n{self.n}_k{self.k}_f32"
         self.layer_id = self.slots.add_linear(self.weight, TORCH, self.weight, held_by_model=False)
 
@@ -124,11 +125,11 @@ def test_a_refused_table_leaves_the_old_one(libraries: dict[str, str]) -> None:
 def test_clear_frees_what_was_packed(libraries: dict[str, str]) -> None:
     layer = Layer()
     layer.slots.engage([layer.binding(libraries["all"], "k-clear")])
-    assert layer.slots.packed_bytes() == layer.n * layer.k * 2
+    assert layer.slots.packed.bytes == layer.n * layer.k * 2
     layer.slots.engage([], keep_packed=True)
-    assert layer.slots.packed_bytes() > 0
+    assert layer.slots.packed.bytes > 0
     layer.slots.clear()
-    assert layer.slots.packed_bytes() == 0
+    assert layer.slots.packed.bytes == 0
     x = torch.randn(1, layer.k)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight))
 
@@ -141,7 +142,7 @@ def test_one_packed_weight_serves_all_kernels_of_a_layout(libraries: dict[str, s
     ]
     assert layer.slots.prepare(bindings, 10.0) == 0
     layer.slots.engage(bindings)
-    assert layer.slots.packed_bytes() == layer.n * layer.k * 2
+    assert layer.slots.packed.bytes == layer.n * layer.k * 2
 
 
 def test_what_is_staged_changes_nothing_until_it_flips(libraries: dict[str, str]) -> None:
@@ -163,7 +164,7 @@ def test_what_is_abandoned_never_runs_and_frees_its_weights(libraries: dict[str,
     layer = Layer()
     layer.slots.stage([layer.binding(libraries["all"], "k-abandoned")])
     layer.slots.abandon()
-    assert layer.slots.packed_bytes() == 0
+    assert layer.slots.packed.bytes == 0
     with pytest.raises(BindingRefused, match="nothing was staged"):
         layer.slots.flip()
     layer(torch.randn(1, layer.k))
@@ -285,15 +286,15 @@ def test_the_call_stays_one_operator_in_a_compiled_graph() -> None:
 def test_a_refusal_frees_what_was_packed_for_it(libraries: dict[str, str], step: str) -> None:
     layer = Layer()
     one = layer.n * layer.k * 2
-    layer.slots.packed_budget = 3 * one
+    layer.slots.packed.budget_bytes = 3 * one
     layer.slots.add_linear(layer.weight.clone(), TORCH, layer.weight, held_by_model=False)
     layer.slots.engage([layer.binding(libraries["all"], f"k-before-{step}")])
-    assert layer.slots.packed_bytes() == 2 * one
+    assert layer.slots.packed.bytes == 2 * one
     with pytest.raises(BindingRefused, match="budget of"):
         getattr(layer.slots, step)(
             [layer.binding(libraries["small"], "k-second")], *([10.0] if step == "prepare" else [])
         )
-    assert layer.slots.packed_bytes() == 2 * one
+    assert layer.slots.packed.bytes == 2 * one
     layer(torch.randn(1, layer.k))
     assert layer.counts()["artifacts"][f"k-before-{step}"]["served"]["calls"] == 1
 
@@ -303,3 +304,34 @@ def test_the_command_of_the_set_up_builds_it() -> None:
     command = [sys.executable, "-m", "polymorph.engine.dispatcher.build"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert Path(done.stdout.strip()).exists()
+
+
+def test_going_back_to_one_of_the_last_kernels_packs_nothing(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    one = layer.n * layer.k * 2
+    made = [layer.binding(libraries["all"], f"k-way-back-{number}") for number in range(4)]
+    for binding in made:
+        layer.slots.engage([binding])
+    assert layer.slots.packed.bytes == 3 * one  # what is in force, and two to go back to
+    assert [layer.slots.prepare([binding], 0.0) for binding in made] == [1, 0, 0, 0]
+    layer.slots.engage([made[1]])
+    assert [layer.slots.prepare([binding], 0.0) for binding in made] == [1, 0, 0, 0]
+    x = torch.randn(1, layer.k)
+    _close(layer(x), torch.nn.functional.linear(x, layer.weight))
+    assert layer.counts()["artifacts"]["k-way-back-1"]["served"]["calls"] == 1
+
+
+def test_what_is_kept_for_a_way_back_gives_way_to_what_is_to_run(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    one = layer.n * layer.k * 2
+    layer.slots.packed.budget_bytes = 2 * one
+    made = [layer.binding(libraries["all"], f"k-narrow-{number}") for number in range(3)]
+    for binding in made:
+        layer.slots.engage([binding])
+    assert layer.slots.packed.bytes == 2 * one
+    assert [layer.slots.prepare([binding], 0.0) for binding in made] == [1, 0, 0]
+    at_once = zip(made, ((1, 1), (2, 2), (3, 4)), strict=True)
+    with pytest.raises(BindingRefused, match="budget of"):
+        layer.slots.engage([each | {"min_m": low, "max_m": high} for each, (low, high) in at_once])
+    layer(torch.randn(1, layer.k))
+    assert layer.counts()["artifacts"]["k-narrow-2"]["served"]["calls"] == 1

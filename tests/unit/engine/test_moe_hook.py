@@ -8,6 +8,7 @@ import torch
 
 from polymorph.engine.dispatcher.ops import load
 from polymorph.engine.hooks import moe
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 
@@ -25,7 +26,7 @@ def experts() -> Any:
 
 @pytest.fixture
 def slots() -> Slots:
-    return Slots(ops=load(), weights=WeightStore(1 << 20), packed_budget=1 << 20)
+    return Slots(ops=load(), weights=WeightStore(1 << 20), packed=PackedWeights(1 << 20))
 
 
 def method_of(experts: Any, **changes: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.kernels.build import build
@@ -52,7 +53,7 @@ class Layer:
 
     def __init__(self, native: Any, *, rounded: bool = True, budget: int = 1 << 30) -> None:
         self.native = native
-        self.slots = Slots(ops=load(), weights=WeightStore(budget), packed_budget=1 << 30)
+        self.slots = Slots(ops=load(), weights=WeightStore(budget), packed=PackedWeights(1 << 30))
         self.load(*self.weights(rounded))
         self.layer_id = self.slots.add_moe((self.w13, self.w2), TOPK, "vec")
         self.slots.clear()
@@ -167,8 +168,8 @@ def test_both_weights_are_packed_within_the_budgets(native: Any, kernels: dict[s
     layer = Layer(native)
     kernel = kernels[NARROW]
     layer.slots.engage([kernel.binding()])
-    assert layer.slots.packed_bytes() == 2 * (layer.w13.numel() + layer.w2.numel())
-    assert layer.slots.weights.bytes == layer.slots.packed_bytes()
+    assert layer.slots.packed.bytes == 2 * (layer.w13.numel() + layer.w2.numel())
+    assert layer.slots.weights.bytes == layer.slots.packed.bytes
     forgotten = Layer(native, budget=2 * layer.w13.numel())
     with pytest.raises(BindingRefused, match="was not kept"):
         forgotten.slots.engage([kernel.binding()])

@@ -10,6 +10,7 @@ import torch
 from benchmarks.operations.paired import Case, WrongKernel, close, compared
 
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.kernels.build import build
@@ -41,7 +42,7 @@ def _artifact(folder: Path, definition: str, added: str, status: str = "0") -> A
 @pytest.fixture
 def case() -> Any:
     """A linear layer from one number to one number."""
-    slots = Slots(ops=load(), weights=WeightStore(1 << 20), packed_budget=1 << 20)
+    slots = Slots(ops=load(), weights=WeightStore(1 << 20), packed=PackedWeights(1 << 20))
     weight, x = torch.full((1, 1), 2.0), torch.randn(3, 1)
     layer = slots.add_linear(weight, TORCH, weight, held_by_model=True)
     calls = [lambda: slots.ops.linear(x, None, layer, 1)] * 2

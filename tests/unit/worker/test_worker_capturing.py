@@ -26,6 +26,7 @@ from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load as load_ops
 from polymorph.engine.loading.admission import Refused
 from polymorph.engine.loading.counters import Counters
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import CaptureInputs
@@ -48,7 +49,7 @@ class OneLayer:
 
     def __init__(self) -> None:
         weight = torch.randn(N, K)
-        self.slots = Slots(ops=load_ops(), weights=WeightStore(1 << 30), packed_budget=1 << 30)
+        self.slots = Slots(ops=load_ops(), weights=WeightStore(1 << 30), packed=PackedWeights(1 << 30))
         self.layer = self.slots.add_linear(weight, 2, weight, held_by_model=False)
         self.rows = 4
 

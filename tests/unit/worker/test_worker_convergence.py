@@ -26,6 +26,7 @@ from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.engine.loading.counters import Counters
 from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
+from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
@@ -70,7 +71,7 @@ class OneLayer:
 
     def __init__(self) -> None:
         weight = torch.randn(N, K).bfloat16().float()
-        self.slots = Slots(ops=load(), weights=WeightStore(1 << 30), packed_budget=1 << 30)
+        self.slots = Slots(ops=load(), weights=WeightStore(1 << 30), packed=PackedWeights(1 << 30))
         self.layer = self.slots.add_linear(weight, 2, weight, held_by_model=False)
         self.pauses = 0
         self.paused = False
