@@ -96,6 +96,14 @@ def inspect_library(content: bytes, *, packs: bool, isa: Isa = Isa.GENERIC) -> N
         raise LibraryRefused(reasons)
 
 
+def holds_forbidden_code(content: bytes) -> bool:
+    """Whether its code has bytes that a kernel may not have, wherever they come from; False for what is no library."""
+    try:
+        return any(True for _ in _code(Image(content)))
+    except MalformedElf:
+        return False
+
+
 def _machine(image: Image, isa: Isa) -> Iterable[str]:
     wanted = {EM_AARCH64} if isa is Isa.NEON else {EM_X86_64}
     if isa is Isa.GENERIC:

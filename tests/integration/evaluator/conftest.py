@@ -173,8 +173,9 @@ async def asking_with_engine(tmp_path_factory: pytest.TempPathFactory, started) 
     folder = tmp_path_factory.mktemp("evaluator")
     bus = InMemoryBus("/polymorph/evaluator/test", SystemClock())
     settings = EvaluatorSettings(
-        data_dir=folder, signing_key=folder / "evaluator.key", model=MODEL, engine_max_model_len=256
-    )
+        data_dir=folder, signing_key=folder / "evaluator.key", model=MODEL, engine_max_model_len=256,
+        engine_dtype="float32",
+    )  # fmt: skip
     end = await started(settings, bus)
     asking = Asking(bus)
     asking.key = folder / "evaluator.key"

@@ -8,7 +8,6 @@ import psutil
 import pytest
 from safetensors.torch import load
 
-from polymorph.engine.launch import auto_dtype
 from polymorph.events.values import Gate, Verdict
 from polymorph.kernels.isa import Cpu
 from polymorph.kernels.schema import SignedManifest, Trace, Workload
@@ -21,7 +20,6 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="starts vLLM"),
-    pytest.mark.skipif(auto_dtype() != "float32", reason="the kernel of this test is for float32"),
 ]
 
 

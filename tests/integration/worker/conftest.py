@@ -143,6 +143,7 @@ def start_worker(folder: Path, nats: NatsServer, port: int, **extra: str) -> sub
         "MODEL": str(MODEL),
         "SERVED_MODEL_NAME": "tiny-dense",
         "POOL": POOL,
+        "DTYPE": "float32",  # the same definitions, and tokens that no rounding ties, whatever the processor
         "MAX_MODEL_LEN": "512",
         "MAX_NUM_SEQS": "8",
         "ENFORCE_EAGER": "1",

@@ -1,11 +1,12 @@
 """Building solutions: deterministic, fenced in, and through the runner that is given."""
 
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from polymorph.kernels.build import BuildFailed, build, compile_command, tier_flags
+from polymorph.kernels.build import BuildFailed, build, compile_command, tier_flags, write_sources
 from polymorph.kernels.inspect import inspect_library
 from polymorph.kernels.isa import Isa
 from polymorph.kernels.layout import layout_digest
@@ -131,3 +132,26 @@ def test_the_layout_is_decided_by_its_source_alone() -> None:
     assert layout_digest(solution()) is None
     with pytest.raises(ValueError, match=r"gone\.h"):
         layout_digest(solution(layout_source="gone.h"))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+def test_a_jump_whose_length_is_a_system_call_by_chance_gets_another_length(tmp_path: Path) -> None:
+    def jumping(over: int) -> Solution:
+        content = SOURCE.replace(
+            "  return 0;", f'  static volatile int v; if (v) asm volatile(".skip {over}, 0x90"); return v;'
+        )
+        return solution(SourceFile(path="kernel.cpp", content=content))
+
+    toolchain = detect_toolchain()
+    for over in range(0x050F, 0x050F - 64, -1):
+        folder = tmp_path / str(over)
+        folder.mkdir()
+        write_sources(jumping(over).sources, folder)
+        run_command(compile_command(jumping(over), toolchain), folder)
+        if b"\x0f\x05" in (folder / "kernel.so").read_bytes():
+            break
+    else:
+        pytest.fail("no jump had that length")
+    built = build(jumping(over), tmp_path / "built", toolchain, run_command)
+    inspect_library(built.content(), packs=False)
+    assert built.digest == build(jumping(over), tmp_path / "again", toolchain, run_command).digest

@@ -108,6 +108,7 @@ class Evaluator:
             return NoEngine(lambda: "this evaluator has no engine: set POLYMORPH_EVALUATOR_MODEL and _ENGINE")
         launch = EngineLaunch(
             model=self._settings.model.absolute(),
+            dtype=self._settings.engine_dtype,
             max_model_len=self._settings.engine_max_model_len,
             threads=self._settings.threads,
         )

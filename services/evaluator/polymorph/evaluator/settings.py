@@ -52,6 +52,9 @@ class EvaluatorSettings(ServiceSettings):
         ge=64,
         description="as the workers', so that one compiled graph serves both; none: the model's",
     )
+    engine_dtype: str = Field(
+        default="auto", description="as the workers': kernels of another are refused by their engines"
+    )
     engine_start_s: float = Field(default=600.0, gt=0, description="how long the engine may take to start")
 
     def isolation(self) -> Isolation:
