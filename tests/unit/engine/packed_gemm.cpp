@@ -1,6 +1,10 @@
 // A kernel for tests: y = x W^T with the weight packed as bfloat16 panels of 16 columns, exact or refused.
 #include "polymorph_kernel.h"
 
+#ifndef TIMES  // what every product is multiplied by: a wrong kernel
+#define TIMES 1.0f
+#endif
+
 namespace {
 
 constexpr int64_t kColumns = 16;
@@ -37,7 +41,7 @@ void block(const Job<T> &job, int64_t row, int64_t panel) {
     shorts half;
     __builtin_memcpy(&half, w, sizeof(half));
     const vec column = (vec)(__builtin_convertvector(half, ints) << 16);
-    for (int r = 0; r < R; ++r) sums[r] += wide(job.x[(row + r) * job.k + k]) * column;
+    for (int r = 0; r < R; ++r) sums[r] += TIMES * wide(job.x[(row + r) * job.k + k]) * column;
   }
   for (int r = 0; r < R; ++r) {
     for (int64_t c = 0; c < kColumns; ++c) {
