@@ -162,6 +162,15 @@ async def test_what_may_not_be_believed_is_refused_once_and_what_ran_goes_on(hou
     assert await house.step() == ("converged", "b", "")
 
 
+async def test_an_unsigned_state_takes_no_kernel_away_and_locks_nothing_out(house: House) -> None:
+    house.desire(1, "a")
+    await house.step()
+    house.folder.desire(DesiredState(pool="p", generation=10**15))
+    assert await house.step() == ("refused", "a", f"generation {10**15} is not signed by a promoter")
+    house.desire(2, "b")
+    assert await house.step() == ("converged", "b", "")
+
+
 async def test_a_plain_server_changes_kernels_alone(house: House) -> None:
     house.desire(1, "a", engine=EngineSettings(max_num_seqs=4))
     state, revision, reason = await house.step()

@@ -619,6 +619,19 @@ async def test_a_desired_state_that_cannot_be_read_is_told_once_and_the_next_goo
     assert "generation: Input should be a valid integer" in told[1]
 
 
+async def test_an_unsigned_state_takes_no_kernel_away_and_locks_nothing_out(house: House) -> None:
+    first, second = await house.binding("-DREFUSES_ABOVE=11"), await house.binding("-DREFUSES_ABOVE=12")
+    await house.desire(1, first)
+    await _told(house, "loaded", 1)
+    unsigned = DesiredState(pool="p", generation=10**15)
+    await house.bus.kv_put(topology.DESIRED, "p", unsigned.model_dump_json().encode())
+    assert "is not signed" in (await _told(house, "refused", 10**15))["reason"]
+    assert _engaged(house) == [first.artifact]
+    await house.desire(2, second)
+    await _told(house, "loaded", 2)
+    assert _engaged(house) == [second.artifact]
+
+
 async def test_a_lossy_kernel_waits_until_no_request_runs_and_salts_the_cache(house: House) -> None:
     house.changes.running = 1
     lossy = await house.binding(numerics=Numerics.LOSSY)

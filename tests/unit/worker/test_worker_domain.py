@@ -78,6 +78,16 @@ def test_an_unsigned_state_may_hold_nothing(trust: Trust) -> None:
     assert fence.newest == 0
 
 
+def test_an_unsigned_state_is_a_pools_first_alone(trust: Trust, promoter: Signer) -> None:
+    kept: list[int] = []
+    fence = Fence("p", trust, 7, kept.append)
+    with pytest.raises(Refused, match="generation 8 is not signed"):
+        fence.admit(_state(8, stable=EMPTY))
+    assert (fence.newest, kept) == (7, [])
+    fence.admit(_state(8, promoter))
+    assert (fence.newest, kept) == (8, [8])
+
+
 def test_a_changed_or_foreign_state_is_refused(trust: Trust, promoter: Signer, evaluator: Signer) -> None:
     fence = Fence("p", trust)
     changed = _state(1, promoter).model_copy(update={"generation": 9})

@@ -48,8 +48,8 @@ class Fence:
 
     def _check_signature(self, desired: DesiredState) -> None:
         if desired.signature is None:
-            if desired.stable == EMPTY and desired.candidate is None:
-                return  # a pool's first state, before any promotion: there is nothing to run in it
+            if desired.generation == 0 and desired.stable == EMPTY and desired.candidate is None:
+                return  # a pool's first state, before any promotion: nothing runs in it, nothing is older than it
             raise Refused(f"generation {desired.generation} is not signed by a promoter")
         try:
             self._trust.verify(
