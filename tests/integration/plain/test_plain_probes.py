@@ -4,6 +4,8 @@ import asyncio
 import importlib.util
 import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -62,6 +64,7 @@ def vllm_is_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (IrOpPriorityConfig, "set_default"),
         (VllmConfig, "compute_hash"),
         (SpinCondition, "__init__"),
+        (SpinCondition, "wait"),
         (WorkerWrapperBase, "execute_model"),
         (Worker, "sample_tokens"),
     )
@@ -119,7 +122,8 @@ def test_what_a_probe_reads_in_the_code_itself_is_missed_too(monkeypatch: pytest
         assert reason.startswith("vLLM's rms_norm takes x, x_residual, weight")
     with monkeypatch.context() as patch:
         patch.setattr(SpinCondition, "__init__", lambda self: None)
-        assert hindrance(spin.probe) == "SpinCondition sets no is_reader and busy_loop_s"
+        reason = hindrance(spin.probe)
+        assert reason == "SpinCondition.__init__ knows no is_reader and no busy_loop_s and no last_read"
 
 
 @pytest.mark.usefixtures("vllm_is_put_back")
@@ -201,6 +205,30 @@ def test_stock_code_runs_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("vllm_is_put_back")
+@pytest.mark.usefixtures("vllm_is_put_back")
+@pytest.mark.parametrize("idle_s", [0.0, 1.2])
+def test_a_message_whose_call_was_lost_is_found_soon_by_a_process_that_sleeps(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float
+) -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
+
+    spin.shorten_spin()
+    queue = MessageQueue(1, 1)
+    reader = MessageQueue.create_from_handle(queue.export_handle(), 0)
+    queue.enqueue("called")
+    assert reader.dequeue(timeout=60) == "called"
+    monkeypatch.setattr(SpinCondition, "notify", lambda self: None)
+    sleeping = threading.Thread(target=lambda: found.append(reader.dequeue(timeout=60)))
+    found: list[str] = []
+    sleeping.start()
+    time.sleep(idle_s + 0.2)  # it spins no more
+    began = time.monotonic()
+    queue.enqueue("not called")
+    sleeping.join()
+    assert found == ["not called"]
+    assert time.monotonic() - began < 2.0, "vLLM itself takes up to five seconds"
+
+
 def test_a_graph_is_cached_under_the_slots_that_it_was_built_with(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.config import VllmConfig
 
