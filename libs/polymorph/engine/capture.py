@@ -4,6 +4,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from polymorph.engine.slots import Slots
@@ -11,12 +12,24 @@ from polymorph.kernels.definitions import definition_named
 
 
 def collect(slots: Slots, directory: Path) -> dict[str, Any]:
-    """Writes what was captured since `capture_start`.
+    """Ends the capture and writes what it held; a refusal where the disk does not take it.
 
     A call's file holds its inputs by their names in the definition; `weight` in the answer names the file that holds the
     layer's packed inputs, as the model had them, None where they were not kept or the operation has none.
     """
-    sites, sizes, names, tensors = slots.ops.capture_finish()
+    held = slots.ops.capture_finish()
+    try:
+        return {"ok": True, "reason": "", "calls": _written(slots, directory, *held)}
+    except (
+        OSError,
+        SafetensorError,
+    ) as error:  # of a write that failed safetensors tells by a class of its own
+        return {"ok": False, "reason": f"captured inputs cannot be written to {directory}: {error}"}
+
+
+def _written(
+    slots: Slots, directory: Path, sites: list[int], sizes: list[int], names: list[str], tensors: list[Any]
+) -> list[dict[str, Any]]:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     calls: list[dict[str, Any]] = []
     for index, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
@@ -24,7 +37,7 @@ def collect(slots: Slots, directory: Path) -> dict[str, Any]:
         save_file(dict(zip(names[first:last], tensors[first:last], strict=True)), str(path))
         calls.append({"path": str(path), "m": int(tensors[first].shape[0]), "site": int(sites[index])})
     weights = {int(site): _write_weights(slots, int(site), directory) for site in set(sites)}
-    return {"ok": True, "calls": [{**call, "weight": weights[call["site"]]} for call in calls]}
+    return [{**call, "weight": weights[call["site"]]} for call in calls]
 
 
 def _write_weights(slots: Slots, site: int, directory: Path) -> str | None:

@@ -79,3 +79,30 @@ async def test_an_engine_that_is_silent_is_asked_again_later() -> None:
     llm.engine_core._call_utility_async = silent
     with pytest.raises(Retryable, match="the engine does not answer: 60 s"):
         await engine_of(llm).describe()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    ["Call to collective_rpc method failed: RPC call to slots_stage timed out.", "Server shutting down"],
+)
+async def test_a_call_that_failed_in_the_engine_is_made_again_later(failure: str) -> None:
+    """VLLM's front raises what failed in its core as a plain `Exception`."""
+    llm = Engines((7, 7), (9, 9))
+
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise Exception(failure)  # noqa: TRY002 - as vLLM's client does
+
+    llm.engine_core._call_utility_async = fails
+    with pytest.raises(Retryable, match=failure):
+        await engine_of(llm).engage(BINDINGS)
+
+
+async def test_an_error_of_our_own_is_not_asked_again() -> None:
+    llm = Engines((7, 7), (9, 9))
+
+    async def wrong(*_: Any, **__: Any) -> Any:
+        raise KeyError("slots")
+
+    llm.engine_core._call_utility_async = wrong
+    with pytest.raises(KeyError):
+        await engine_of(llm).describe()

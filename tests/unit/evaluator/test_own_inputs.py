@@ -101,7 +101,7 @@ class Lane:
                 path = folder / f"{len(calls)}.safetensors"
                 save_file({"x": torch.full((m, K), float(m))}, str(path))
                 calls.append({"path": str(path)})
-        return {"calls": calls}
+        return {"ok": True, "calls": calls}
 
 
 def job(definition: str = DEFINITION, digest: str = "w", **replay: Any) -> Job:

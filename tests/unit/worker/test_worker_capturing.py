@@ -1,6 +1,5 @@
-"""Captures of real inputs over a bus, with the real dispatcher; the engine is one layer (see OneLayer)."""
+"""Captures of real inputs over a bus, with the real dispatcher; the engine is one layer."""
 
-import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
@@ -10,105 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load
+from tests.doubles.capturing_worker import DEFINITION, NOW, House, K
 
 from polymorph.bus import topology
 from polymorph.bus.errors import NotFound
-from polymorph.bus.memory import InMemoryBus
-from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import Bus
-from polymorph.config.clock import SystemClock
 from polymorph.embedded import capture
 from polymorph.embedded.folder import DataFolder
 from polymorph.embedded.where import Where
-from polymorph.engine.capture import collect
-from polymorph.engine.dispatcher.ops import load as load_ops
-from polymorph.engine.loading.admission import Refused
 from polymorph.engine.loading.counters import Counters
-from polymorph.engine.packed import PackedWeights
-from polymorph.engine.slots import Slots
-from polymorph.engine.weights import WeightStore
-from polymorph.events.requests import CaptureInputs
 from polymorph.events.state import WorkerRecord
 from polymorph.kernels.schema import Workload
-from polymorph.worker.capturing import PART_BYTES, Capturing, weight
-from polymorph.worker.handlers import Asked
+from polymorph.worker.capturing import PART_BYTES, weight
 from polymorph.workloads import shelf
-from polymorph.workloads.collect import NotCaptured, captured
-
-N, K = 48, 112
-DEFINITION = f"gemm_n{N}_k{K}_f32"
-NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-
-
-class OneLayer:
-    """An engine of one linear layer, called without a pause."""
-
-    alive = True
-
-    def __init__(self) -> None:
-        weight = torch.randn(N, K)
-        self.slots = Slots(ops=load_ops(), weights=WeightStore(1 << 30), packed=PackedWeights(1 << 30))
-        self.layer = self.slots.add_linear(weight, 2, weight, held_by_model=False)
-        self.rows = 4
-
-    @property
-    def engine(self) -> "OneLayer":
-        return self
-
-    def runs(self, revision: str) -> None:
-        del revision
-
-    async def capture(
-        self, definition: str, calls: int, every: int, low: int, high: int, *, max_mib: int, ring: bool
-    ) -> None:
-        try:
-            self.slots.ops.capture_start(definition, calls, every, max_mib << 20, low, high, ring)
-        except ValueError as error:
-            raise Refused(str(error).splitlines()[0]) from error
-
-    async def captured(self, directory: Path) -> list[dict[str, Any]]:
-        calls: list[dict[str, Any]] = collect(self.slots, directory)["calls"]
-        return calls
-
-    async def counters(self) -> Counters:
-        return Counters.of(json.loads(self.slots.ops.read_counters(False)) | {"steps": {}})
-
-    async def serve(self) -> None:
-        while True:
-            self.slots.ops.linear(torch.randn(self.rows, K), None, self.layer, N)
-            await asyncio.sleep(0.002)
-
-
-class House:
-    """A worker that answers captures, and who asks."""
-
-    def __init__(self, folder: Path, allowed: Any = "content") -> None:
-        self.folder = folder
-        world = MemoryWorld()
-        self.worker_bus = InMemoryBus("/worker", SystemClock(), world)
-        self.bus = InMemoryBus("/asker", SystemClock(), world)
-        self.engine = OneLayer()
-        self.change = asyncio.Lock()
-        self.capturing = Capturing(allowed, "m", self.engine, self.change, folder / "captures", SystemClock())
-
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Bus]:
-        asked = Asked(None, None, self.capturing)  # type: ignore[arg-type]
-        end = await self.worker_bus.respond(CaptureInputs, "w", asked.capture)
-        serving = asyncio.create_task(self.engine.serve())
-        try:
-            yield self.bus
-        finally:
-            serving.cancel()
-            await end()
-
-    async def ask(self, **wanted: Any) -> tuple[str, Workload]:
-        async with self.serving() as bus:
-            request = CaptureInputs(worker_id="w", **{"definition": DEFINITION, "seconds": 0.1} | wanted)
-            entry, workload = await captured(bus, request, "p", NOW)
-            return entry.workload, workload
+from polymorph.workloads.collect import NotCaptured
 
 
 async def test_inputs_become_a_workload_that_expires(tmp_path: Path) -> None:

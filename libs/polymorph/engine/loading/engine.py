@@ -9,6 +9,7 @@ from typing import Any
 from polymorph.bus.errors import Retryable
 from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.loading.admission import Refused
+from polymorph.engine.loading.answering import answered
 from polymorph.engine.loading.counters import NOTHING, Counters
 from polymorph.engine.loading.rows import SELF_PREFIX
 from polymorph.engine.support import Feature, features
@@ -191,11 +192,8 @@ class SlottedEngine:
         return max(1, len(getattr(getattr(self.llm, "engine_core", None), "core_engines", ())))
 
     async def _guarded(self, call: Awaitable[Any]) -> Any:
-        """An engine that does not answer may answer later, or is about to be found dead."""
-        try:
-            return await call
-        except (RuntimeError, TimeoutError, self._dead) as error:
-            raise Retryable(f"the engine does not answer: {error}") from error
+        """Raises `Retryable` where it does not answer."""
+        return await answered(call, self._dead)
 
     async def _checked(self, method: str, **keywords: Any) -> dict[str, Any]:
         """The first rank's answer, where all ranks agree; `left` is that of the rank with the most to do."""

@@ -77,6 +77,8 @@ class OwnEngineInputs:
         self._lane.ask("finish", run=True)
         with tempfile.TemporaryDirectory() as temporary:
             found = self._lane.rpc("slots_captured", str(Path(temporary) / "captured"))
+            if not found["ok"]:
+                raise ValueError(found["reason"])
             return tuple(Path(call["path"]).read_bytes() for call in found["calls"])
 
     def _tokenized(self) -> dict[str, list[int]]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 from polymorph.bus.errors import Retryable
 from polymorph.engine.core import SALT_CALL, SET_CALL, SETTINGS_CALL
 from polymorph.engine.loading.admission import Refused
+from polymorph.engine.loading.answering import answered
 
 _TIMEOUT_S = 30.0
 
@@ -72,13 +73,13 @@ class Scheduler:
 
     async def _call(self, name: str, *arguments: Any) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(name, *arguments)
-        except (TimeoutError, self._dead) as error:
-            raise Retryable(f"the engine does not answer {name}: {error}") from error
-        except Exception as error:
-            # vLLM has no class of its own for a call that failed in the other process.
-            if type(error) is not Exception:
+            return await answered(self._asked(name, *arguments), self._dead, name)
+        except Retryable as error:
+            if f"has no attribute '{name}'" not in str(error):
                 raise
             raise Refused(f"{name}: {error}; is the plugin of Polymorph loaded in the engine?") from error
+
+    async def _asked(self, name: str, *arguments: Any) -> dict[str, Any]:
+        async with asyncio.timeout(_TIMEOUT_S):
+            answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(name, *arguments)
         return answer
