@@ -260,6 +260,99 @@ async def test_a_front_that_does_not_recover_is_vllms_own(config: Any) -> None:
         assert front.errored
 
 
+async def _dead_heir(made: Fleet) -> ContinuingLLM:
+    """Dead before anything is handed to it, as an engine may be whose kernels are still to be engaged."""
+    heir = made._open()
+    heir.listen()
+    made.cores[-1].die()
+    while not heir.output_handler.done():
+        await asyncio.sleep(0)
+    return heir
+
+
+@pytest.mark.parametrize("next_first", [False, True])
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_where_the_successor_is_dead_as_well_the_next_gives_the_answer(
+    config: Any, next_first: bool, sequences: int
+) -> None:
+    sampling = sampled(KINDS[1], n=sequences, seed=3, temperature=0.9)
+    expected = await undisturbed(config, sampling)
+    async with fleet(config) as made:
+        first, asking = await _interrupted(made, sampling)
+        heir, third = await _dead_heir(made), made._open()
+        if next_first:
+            await heir.succeed(third)
+            await first.succeed(heir)
+        else:
+            await first.succeed(heir)
+            newcomer = asyncio.create_task(answer(first, sampling, "later"))
+            await heir.succeed(third)
+            assert await newcomer == expected
+        async with asyncio.timeout(10):
+            assert await asking == expected
+        assert made.cores[1].added == []
+        assert made.outcomes == [True]
+
+
+async def test_a_successor_that_dies_as_it_is_handed_over_costs_no_answer(config: Any) -> None:
+    expected = await undisturbed(config, sampled(KINDS[1]))
+    async with fleet(config) as made:
+        first, asking = await _interrupted(made, sampled(KINDS[1]))
+        heir, third = made._open(), made._open()
+        heir.listen()
+        made.cores[1].die()  # and nobody has read it yet
+        await first.succeed(heir)
+        await heir.succeed(third)
+        async with asyncio.timeout(10):
+            assert await asking == expected
+
+
+async def test_an_engine_found_dead_after_its_successor_came_hands_its_requests_on(config: Any) -> None:
+    expected = await undisturbed(config, sampled(KINDS[1]))
+    async with fleet(config) as made:
+        made._died = lambda front: None  # type: ignore[method-assign]
+        first = made.open(None)
+        asking = asyncio.create_task(answer(first, sampled(KINDS[1])))
+        while not made.cores[0].running:
+            await asyncio.sleep(0)
+        await first.succeed(made._open())
+        made.cores[0].die()
+        async with asyncio.timeout(10):
+            assert await asking == expected
+        assert len(made.cores[1].added) == 1
+
+
+async def test_a_dead_successor_without_a_next_ends_what_it_was_to_take(config: Any) -> None:
+    async with fleet(config) as made:
+        first, asking = await _interrupted(made, sampled(KINDS[1]))
+        second = await _dead_heir(made)
+        await first.succeed(second)
+        second.give_up("no engine could be started")
+        with pytest.raises(CannotContinue, match="no engine could be started"):
+            await asyncio.wait_for(asking, 30)
+
+
+async def test_a_client_that_leaves_while_the_successor_is_dead_is_not_served_on(config: Any) -> None:
+    async with fleet(config) as made:
+        first, asking = await _interrupted(made, sampled(KINDS[1]))
+        heir, third = await _dead_heir(made), made._open()
+        await first.succeed(heir)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await heir.succeed(third)
+        assert made.cores[2].added == []
+
+
+async def _interrupted(made: Fleet, sampling: SamplingParams) -> tuple[ContinuingLLM, "asyncio.Task[Any]"]:
+    """A front whose engine died after three steps, with no successor yet, and whoever asked it."""
+    made._died = lambda front: None  # type: ignore[method-assign]
+    front = made.open(3)
+    asking = asyncio.create_task(answer(front, sampling))
+    while not front._orphans:
+        await asyncio.sleep(0)
+    return front, asking
+
+
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -55,6 +55,7 @@ class Good:
 
     launch: EngineLaunch | None = None
     fails = False
+    kills_first = False
 
     def __init__(self) -> None:
         self.work = AtWork(4, "r-2", "gemm", leavable=True)
@@ -71,6 +72,8 @@ class Good:
     async def restore(self, engine: Any) -> str:
         if self.fails:
             raise Retryable("it is silent")
+        if self.kills_first and not self.restored:
+            engine.alive = False
         self.restored.append(engine)
         return "r-1"
 
@@ -249,6 +252,34 @@ async def test_an_engine_that_dies_while_it_drains_costs_no_restart(world: World
     assert world.faults.artifacts == {A}
     assert len(world.engines) == 2
     assert world.sent_back == 0
+
+
+async def test_requests_wait_for_the_next_where_their_heir_dies_before_it_serves(world: World) -> None:
+    first = await world.begin()
+    world.good.kills_first = True
+    first.alive = False
+    await world.until(lambda: world.serves(2) and len(world.seats.living) == 1)
+    assert first.heirs == world.engines[1].heirs == [world.engines[2]]
+
+
+async def test_requests_of_engines_that_die_together_go_on_in_the_one_that_lives(world: World) -> None:
+    first = await world.begin()
+    second = await world.seats.open(LAUNCH)
+    world.seats.seat(second)
+    first.alive = False
+    world.engines[1].alive = False
+    await world.until(lambda: world.serves(2) and len(world.seats.living) == 1)
+    assert first.heirs == world.engines[1].heirs == [world.engines[2]]
+
+
+async def test_requests_of_an_engine_that_dies_while_none_serves_go_on_in_the_next(world: World) -> None:
+    first = await world.begin()
+    world.seats.vacate()  # as for a restart, whose new engine is seated by who restarts
+    first.alive = False
+    await world.until(lambda: first.killed)
+    assert first.heirs == []
+    world.seats.seat(await world.seats.open(LAUNCH))
+    await world.until(lambda: first.heirs == [world.engines[1]])
 
 
 async def test_newcomers_wait_while_there_is_no_engine(world: World) -> None:

@@ -95,6 +95,7 @@ class Recovery:
                 await self._recover(seat, "hang", hung)
         if self._seats.current is None and not self._seats.alive:
             raise Fatal("no engine is left")
+        await self._hand_over()
 
     async def _recover(self, seat: Seat, how: How, flight: Flight | None) -> None:
         began = self._clock.monotonic()
@@ -169,13 +170,12 @@ class Recovery:
             _log.error("the new engine serves without kernels for now: %s", error)
 
     async def _hand_over(self) -> None:
-        """Requests of all engines that were lost go on in the one that serves."""
+        """Requests of all engines that were lost go on in the one that serves; where that is dead, in the next."""
         heir = self._seats.current
-        if heir is None:
-            return
-        lost, self._lost = self._lost, []
-        for seat in lost:
+        while self._lost and heir is not None and heir.engine.alive:
+            seat = self._lost[0]
             await seat.engine.succeed(heir.engine)
+            self._lost.remove(seat)
             self._seats.retire(seat)
 
     def _give_up(self, reason: str) -> None:

@@ -60,7 +60,10 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         """Called with whether an interrupted request goes on."""
         self._orphans: dict[str, RequestState] = {}
         self._heir: ContinuingLLM | None = None
-        self._abandoned = False
+        self._followers: list[ContinuingLLM] = []
+        """Whose requests came when this engine was dead as well, and go on where its own do."""
+        self._given_up: str | None = None
+        self._passing: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()
         self._hook()
 
@@ -86,7 +89,12 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
     @property
     def errored(self) -> bool:
         """Whether a request that comes here now is lost: it is not while a successor is there or on its way."""
-        return self.dead and (self._abandoned or not self.recovers)
+        return self.dead and (self._given_up is not None or not self.recovers)
+
+    @property
+    def _unread(self) -> bool:
+        """Whether nobody reads its engine's answers any more: `_died` was called, and is not called again."""
+        return self.output_handler is not None and self.output_handler.done()
 
     async def add_request(self, request_id: str, *arguments: Any, **named: Any) -> Any:
         try:
@@ -105,11 +113,11 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
             if not self.recovers:
                 raise
             # It is among the states, and waits with the others; those that come after their removal follow them.
-            if self.output_handler is not None and self.output_handler.done():
+            if self._unread:
                 self._orphan()
             if self._heir is not None:
                 await self.succeed(self._heir)
-            elif self._abandoned:
+            elif self._given_up is not None:
                 raise
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
@@ -127,10 +135,18 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         self._run_output_handler()
 
     async def succeed(self, heir: "ContinuingLLM") -> None:
-        """Interrupted requests go on in `heir`, and so does whatever comes here later."""
+        """Interrupted requests go on in `heir`, and so does whatever comes here later; where `heir` is dead as well,
+        in its successor.
+        """
         self._heir = heir
         self._decided.set()
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            await follower.succeed(heir)
         for family in families(list(self._orphans.values())):
+            if heir._unread:  # noqa: SLF001
+                await heir._lead(self)  # noqa: SLF001
+                return
             # Its client may leave while others are handed over.
             left = [state for state in family if self._orphans.pop(state.request_id, None) is not None]
             if left:
@@ -138,16 +154,31 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
 
     def give_up(self, reason: str) -> None:
         """There will be no successor: interrupted requests end with an error."""
-        self._abandoned = True
+        self._given_up = reason
         self._decided.set()
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            follower.give_up(reason)
         orphans, self._orphans = self._orphans, {}
         for family in families(list(orphans.values())):
             self._end(family, reason)
 
+    async def _lead(self, follower: "ContinuingLLM") -> None:
+        """The engine here is dead, and runs nothing of another's: `follower` goes where this one goes."""
+        if self._heir is not None:
+            await follower.succeed(self._heir)
+        elif self._given_up is not None:
+            follower.give_up(self._given_up)
+        else:
+            _log.warning("the successor died as well: what it was to take waits for the next")
+            self._followers.append(follower)
+
     def _died(self, error: Exception) -> None:
         """In place of vLLM's `propagate_error`: the last thing that its output handler does."""
-        if self.recovers and not self._abandoned:
+        if self.recovers and self._given_up is None:
             self._orphan()
+            if self._heir is not None:  # which was there before the death was seen here
+                self._passing = asyncio.get_running_loop().create_task(self.succeed(self._heir))
         else:
             for state in self.output_processor.request_states.values():
                 state.queue.put(error)
@@ -199,7 +230,11 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         try:
             await heir._adopt(family, [plan for plan in plans if isinstance(plan, Continue)])  # noqa: SLF001
         except EngineDeadError:
+            # Answers were read there when it took them: `_died` finds them among the states.
             _log.warning("the successor died as well: what was handed over waits for the next")
+        except Exception as error:  # noqa: BLE001 - of one request: the others are still to be handed over
+            _log.exception("request %s cannot be handed over", family[0].external_req_id)
+            self._end(family, f"{type(error).__name__}: {error}")
 
     async def _adopt(self, family: list[RequestState], plans: list[Continue]) -> None:
         requests = [rest(state, plan) for state, plan in zip(family, plans, strict=True)]
