@@ -171,6 +171,16 @@ async def test_an_unsigned_state_takes_no_kernel_away_and_locks_nothing_out(hous
     assert await house.step() == ("converged", "b", "")
 
 
+async def test_a_status_stays_short_enough_to_be_read(house: House) -> None:
+    for generation in range(1, 4):
+        named = Revision(revision=str(generation) * 900_000)
+        house.folder.desire(DesiredState(pool="p", generation=generation, stable=named))
+        await house.step()
+    status = house.folder.status()
+    assert status is not None
+    assert [refusal.revision[200:] for refusal in status.refusals] == ["... (900000 characters)"] * 3
+
+
 async def test_a_plain_server_changes_kernels_alone(house: House) -> None:
     house.desire(1, "a", engine=EngineSettings(max_num_seqs=4))
     state, revision, reason = await house.step()

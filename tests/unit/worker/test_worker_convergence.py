@@ -14,10 +14,11 @@ import pytest_asyncio
 import torch
 
 from polymorph.bus import topology
-from polymorph.bus.errors import Retryable
+from polymorph.bus.errors import Poison, Retryable
 from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
+from polymorph.bus.server_config import MAX_PAYLOAD_BYTES
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import BindingRefused, SlotBinding
 from polymorph.engine.capture import collect
@@ -255,10 +256,15 @@ class House:
             stable=Revision(revision=name, kernels=kernels),
             reordered=reordered,
         )
+        await self.put(self.signed(state))
+
+    def signed(self, state: DesiredState) -> DesiredState:
         signature = PromoterSignature(
             key_id=self.promoter.key_id, signature=self.promoter.sign(state.signed_content())
         )
-        state = state.model_copy(update={"signature": signature})
+        return state.model_copy(update={"signature": signature})
+
+    async def put(self, state: DesiredState) -> None:
         await self.bus.kv_put(topology.DESIRED, "p", state.model_dump_json().encode())
 
     async def answer(self, generation: int) -> dict[str, Any]:
@@ -562,6 +568,26 @@ async def test_a_lease_that_another_follows_at_once_is_reported_too(house: House
     assert told == ["a", "b"]
 
 
+async def test_a_lease_that_cannot_be_told_keeps_no_other_from_being(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    async def limited(message: Any) -> int:
+        if len(message.lease_id) > 1000:
+            raise Poison("larger than the server's payload limit")
+        told.append(message.lease_id)
+        return 1
+
+    monkeypatch.setattr(house.bus, "publish", limited)
+    leasing = HostLeasing("p", "w", Seated(house.engine), SystemClock(), lambda: False)
+    for lease_id in ("a" * 2000, "b"):
+        assert (await leasing.ask(LeaseHost(worker_id="w", lease_id=lease_id, burst_s=0.3))).granted
+        await leasing.ask(LeaseHost(worker_id="w", lease_id=lease_id, burst_s=0.3, release=True))
+    await leasing.close(house.bus)
+    assert told == ["b"]
+
+
 async def test_one_lease_has_the_host_though_both_ask_while_it_breathes(house: House) -> None:
     leasing = HostLeasing("p", "w", Seated(house.engine), SystemClock(), lambda: True)
 
@@ -623,13 +649,53 @@ async def test_an_unsigned_state_takes_no_kernel_away_and_locks_nothing_out(hous
     first, second = await house.binding("-DREFUSES_ABOVE=11"), await house.binding("-DREFUSES_ABOVE=12")
     await house.desire(1, first)
     await _told(house, "loaded", 1)
-    unsigned = DesiredState(pool="p", generation=10**15)
-    await house.bus.kv_put(topology.DESIRED, "p", unsigned.model_dump_json().encode())
+    await house.put(DesiredState(pool="p", generation=10**15))
     assert "is not signed" in (await _told(house, "refused", 10**15))["reason"]
     assert _engaged(house) == [first.artifact]
     await house.desire(2, second)
     await _told(house, "loaded", 2)
     assert _engaged(house) == [second.artifact]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_a_refusal_too_large_for_an_event_is_told_cut_and_the_next_state_is_heard(
+    house: House, monkeypatch: pytest.MonkeyPatch, *, signed: bool
+) -> None:
+    publish = house.bus.publish
+
+    async def limited(message: Any) -> int:
+        if len(message.model_dump_json()) > MAX_PAYLOAD_BYTES:
+            raise Poison("larger than the server's payload limit")
+        return await publish(message)
+
+    monkeypatch.setattr(house.bus, "publish", limited)
+    kernel = await house.binding()
+    state = DesiredState(
+        pool="p", generation=1, stable=Revision(revision="n" * MAX_PAYLOAD_BYTES, kernels=(kernel,))
+    )
+    await house.put(house.signed(state) if signed else state)
+    refused = await _told(house, "refused", 1)
+    assert refused["revision"] == f"{'n' * 200}... ({MAX_PAYLOAD_BYTES} characters)"
+    assert ("has at most 200" if signed else "is not signed") in refused["reason"]
+    await house.desire(2, kernel)
+    await _told(house, "loaded", 2)
+
+
+async def test_what_can_never_be_told_is_told_in_the_log_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish = house.bus.publish
+
+    async def takes_no_refusal(message: Any) -> int:
+        if isinstance(message, WorkerRefused):
+            raise Poison("never")
+        return await publish(message)
+
+    monkeypatch.setattr(house.bus, "publish", takes_no_refusal)
+    await house.put(DesiredState(pool="p", generation=1))
+    await house.desire(2, await house.binding())
+    await _told(house, "loaded", 2)
+    assert "this cannot be told: never" in caplog.text
 
 
 async def test_a_lossy_kernel_waits_until_no_request_runs_and_salts_the_cache(house: House) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polymorph.bus import topology
-from polymorph.bus.errors import Unavailable
+from polymorph.bus.errors import Poison, Unavailable
 from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.config.clock import SystemClock
@@ -116,6 +116,22 @@ async def test_each_is_told_once_when_there_is_a_bus(tmp_path: Path) -> None:
     restarted.add(fault("c" * 64))
     await run_until(restarted.tell(later), lambda: later.told)
     assert [event.artifact for event in later.told] == ["c" * 64]
+
+
+async def test_one_that_can_never_be_told_keeps_no_other_from_being(tmp_path: Path) -> None:
+    class Picky(Away):
+        async def publish(self, event: WorkerKernelFaulted) -> int:
+            if event.artifact == A:
+                raise Poison("larger than the server's payload limit")
+            return await super().publish(event)
+
+    made = faults(tmp_path)
+    made.add(fault(A))
+    made.add(fault(B))
+    picky: Any = Picky(fails=0)
+    await run_until(made.tell(picky), lambda: picky.told)
+    assert [event.artifact for event in picky.told] == [B]
+    assert made.banned([A])
 
 
 async def test_the_fleets_quarantine_is_heard_and_its_end_too(tmp_path: Path, bus: InMemoryBus) -> None:

@@ -13,6 +13,7 @@ from polymorph.kernels.signing import Role, SignatureRefused, Trust, verify_mani
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ABI = "polymorph-c-abi-1"
+_NAME_CHARS, _REASON_CHARS = 200, 4000
 
 
 class Refused(ValueError):
@@ -62,8 +63,28 @@ class Fence:
             raise Refused(f"generation {desired.generation}: {error}") from error
 
 
+def told_name(revision: str) -> str:
+    """The name of a revision as it is told: what stands in a desired state may be too long for an event."""
+    return _cut(revision, _NAME_CHARS)
+
+
+def told_reason(reason: str) -> str:
+    """Why something is refused, as it is told: a reason quotes what it refuses."""
+    return _cut(reason, _REASON_CHARS)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def check_named(revision: Revision) -> None:
-    """Raises `Refused` where something is named by other than the sha256 of its content."""
+    """Raises `Refused` where a file is named by other than the sha256 of its content, and for a name that could not be
+    told with all that a worker tells.
+    """
+    if len(revision.revision) > _NAME_CHARS:
+        raise Refused(
+            f"{revision.revision[:80]!r} has {len(revision.revision)} characters: a name has at most {_NAME_CHARS}"
+        )
     for kernel in revision.kernels:
         for what, name in (("artifact", kernel.artifact), ("manifest", kernel.manifest)):
             if _SHA256.fullmatch(name) is None:

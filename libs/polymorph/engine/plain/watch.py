@@ -8,7 +8,7 @@ from typing import Literal
 from polymorph.bus.errors import Retryable
 from polymorph.config.clock import Clock
 from polymorph.engine.bindings import SlotBinding
-from polymorph.engine.loading.admission import Fence, Refused, check_named
+from polymorph.engine.loading.admission import Fence, Refused, check_named, told_name, told_reason
 from polymorph.engine.loading.engine import SlottedEngine
 from polymorph.engine.loading.loader import Loader
 from polymorph.engine.loading.target import target
@@ -153,6 +153,7 @@ class Watch:
         RUNNING.revision = revision.revision
 
     def _refuse(self, generation: int, revision: str, reason: str) -> str:
+        revision, reason = told_name(revision), told_reason(reason)
         _log.error("refused %s of generation %d: %s", revision, generation, reason)
         refusal = Refusal(at=self._clock.now(), generation=generation, revision=revision, reason=reason)
         self._refusals.append(refusal)

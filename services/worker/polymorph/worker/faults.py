@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from polymorph.bus import topology
-from polymorph.bus.errors import BusError, NotFound
+from polymorph.bus.errors import BusError, NotFound, Poison
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
 from polymorph.engine.loading.admission import Refused
@@ -98,11 +98,17 @@ class Faults:
         while True:
             try:
                 for fault in [each for each in self._kept.faults if not each.told]:
-                    await bus.publish(self._event(fault))
+                    await self._tell(bus, fault)
                     self._replace(fault, fault.model_copy(update={"told": True}))
             except BusError as error:
                 _log.info("a fault is not told yet: %s", error)
             await self._clock.sleep(_TELL_S)
+
+    async def _tell(self, bus: Bus, fault: Fault) -> None:
+        try:
+            await bus.publish(self._event(fault))
+        except Poison as error:  # no try will do better, and the next fault is not kept waiting
+            _log.error("the fault of %s cannot be told: %s", fault.artifact[:12], error)
 
     async def watch(self, bus: Bus) -> None:
         """Runs until cancelled: hears what is in quarantine for the whole fleet."""

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from polymorph.bus.errors import BusError
+from polymorph.bus.errors import BusError, Poison
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.events.requests import LeaseAnswer, LeaseHost
@@ -163,6 +163,8 @@ class HostLeasing:
                         stolen_s=lease.stolen_s,
                     )
                 )
+            except Poison as error:  # its id is who asked's, and may be too long for an event
+                _log.error("a lease took %.3f s, which cannot be told: %s", lease.stolen_s, error)
             except BusError as error:
                 _log.warning(
                     "lease %s took %.3f s, to be told later: %s", lease.lease_id, lease.stolen_s, error

@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from polymorph.bus.errors import BusError
+from polymorph.bus.errors import BusError, Poison
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
+from polymorph.engine.loading.admission import told_name, told_reason
 from polymorph.events.types import WorkerLoaded, WorkerRefused
 from polymorph.worker.changing import Receipt
 from polymorph.worker.loading import InForce
@@ -55,6 +56,7 @@ class Reports:
         )
 
     async def refused(self, bus: Bus, generation: int, revision: str, reason: str) -> None:
+        revision, reason = told_name(revision), told_reason(reason)
         if (generation, revision, reason) in self._told_refusals:
             return
         _log.error("refused %s of generation %d: %s", revision, generation, reason)
@@ -80,10 +82,16 @@ def _told(receipt: Receipt | None) -> dict[str, Any]:
 
 
 async def _until_told(publish: Callable[[], Awaitable[int]], clock: Clock) -> None:
-    """The fact stands whether or not the bus is there: tell it when it is back. Ids are deterministic: once."""
+    """The fact stands whether or not the bus is there: tell it when it is back. Ids are deterministic: once.
+
+    What the bus will never take is told in the log alone: nothing else of this worker waits for it.
+    """
     while True:
         try:
             await publish()
+        except Poison as error:
+            _log.error("this cannot be told: %s", error)
+            return
         except BusError as error:
             _log.info("not told yet: %s", error)
             await clock.sleep(_AGAIN_S)
