@@ -28,6 +28,7 @@ from polymorph.engine.loading import loader as loading
 from polymorph.engine.loading import testing
 from polymorph.engine.loading.admission import Fence
 from polymorph.engine.loading.counters import NOTHING, Counters
+from polymorph.engine.loading.engine import Engaged
 from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
 from polymorph.engine.support import Feature, Verdict
@@ -120,16 +121,17 @@ class Told:
         served = {binding.artifact: len(self.history) for binding in self.engaged}
         return dataclasses.replace(NOTHING, served=served, errors=dict.fromkeys(served, 0))
 
-    async def engage(self, bindings: Any, *, keep_packed: bool = False) -> float:
+    async def engage(self, bindings: Any, *, keep_packed: bool = False) -> Engaged:
         assert not self.paused, "kernels changed while the engine was paused"
         assert not self.changing, "two changes at once"
+        counted = await self.counters()
         self.changing = True
         await asyncio.sleep(self.slow_s)
         self.engaged = tuple(bindings)
         self.codes = [Path(binding.path).read_bytes() for binding in self.engaged]
         self.history.append(",".join(binding.artifact for binding in self.engaged))
         self.changing = False
-        return 0.0
+        return Engaged(0.0, counted)
 
     async def capture(self, *_: Any) -> None:
         return

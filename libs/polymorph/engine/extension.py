@@ -69,7 +69,8 @@ class PolymorphExtension:
         return {"ok": True, "reason": "", "left": left}
 
     def slots_flip(self, *, keep_packed: bool = False) -> dict[str, Any]:
-        """Engages what was staged; `step` is how many steps this rank had computed, the same on all of them.
+        """Engages what was staged; `step` is how many steps this rank had computed, the same on all of them, and `counted`
+        is what `slots_read` told until then.
 
         `keep_packed` keeps packed weights that the new table does not use, for a switch back.
         """
@@ -86,6 +87,7 @@ class PolymorphExtension:
             "step": _STEPS.count if _STEPS.known else None,
             "seconds": seconds,
             "bytes": _SLOTS.packed.bytes,
+            "counted": self.slots_read(),
         }
 
     def slots_abandon(self) -> dict[str, Any]:
@@ -93,14 +95,18 @@ class PolymorphExtension:
         _SLOTS.abandon()
         return {"ok": True, "reason": ""}
 
-    def slots_engage(self, bindings: list[dict[str, Any]], *, keep_packed: bool = False) -> dict[str, Any]:
-        """Stages and flips at once, where there is one rank; where it is refused the old table stays."""
+    def slots_engage(
+        self, bindings: list[dict[str, Any]], seconds: float = math.inf, *, keep_packed: bool = False
+    ) -> dict[str, Any]:
+        """Stages and flips at once, where there is one rank; where it is refused, or has weights `left` to pack after
+        about `seconds`, the old table stays.
+        """
         began = time.monotonic()
-        answer = self.slots_stage(bindings)
-        if not answer["ok"]:
+        answer = self.slots_stage(bindings, seconds)
+        if not answer["ok"] or answer["left"]:
             return answer
         flipped = self.slots_flip(keep_packed=keep_packed)
-        return flipped | {"seconds": time.monotonic() - began}
+        return flipped | {"seconds": time.monotonic() - began, "left": 0}
 
     def slots_clear(self) -> dict[str, Any]:
         """Every slot runs the engine's own code."""

@@ -10,6 +10,12 @@ from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.loading.admission import Refused
 from polymorph.engine.loading.engine import SlottedEngine
 
+COUNTED = {
+    "definitions": {},
+    "artifacts": {"a": {"served": {"calls": 7}, "errors": 0, "by_m": {}}},
+    "steps": {},
+}
+
 
 class Engines:
     """An AsyncLLM over two engines of two ranks each; `steps` are those at which each engine's ranks flip."""
@@ -32,9 +38,29 @@ class Engines:
         left = [0, self.left] if method == "slots_stage" and engine == 1 else [0, 0]
         self.left -= max(left) > 0
         return [
-            {"ok": True, "reason": "", "left": packs, "seconds": 0.1, "step": step}
+            {"ok": True, "reason": "", "left": packs, "seconds": 0.1, "step": step, "counted": COUNTED}
             for step, packs in zip(self.steps[engine], left, strict=True)
         ]
+
+
+class Alone:
+    """An AsyncLLM of one rank."""
+
+    errored = False
+    refuses = False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, bool | None]] = []
+        self.left = 0
+        self.engine_core = SimpleNamespace()
+
+    async def collective_rpc(self, method: str, timeout: float, kwargs: dict[str, Any]) -> Any:  # noqa: ASYNC109 - vLLM's name
+        self.calls.append((method, kwargs.get("keep_packed")))
+        if method == "slots_engage" and self.refuses:
+            return [{"ok": False, "reason": "no room", "left": 0}]
+        left = self.left
+        self.left = max(0, left - 1)
+        return [{"ok": True, "reason": "", "left": left, "seconds": 0.1, "step": 7, "counted": COUNTED}]
 
 
 def engine_of(llm: Any) -> SlottedEngine:
@@ -68,6 +94,20 @@ async def test_where_one_rank_of_one_engine_cannot_none_flips() -> None:
     methods = [method for _, method in llm.calls]
     assert "slots_flip" not in methods
     assert methods.count("slots_abandon") == 2
+
+
+async def test_one_rank_packs_stages_and_flips_in_one_call_and_says_what_it_had_counted() -> None:
+    llm = Alone()
+    engine = engine_of(llm)
+    await engine.read()  # who asked it before knows that it is alone
+    llm.left = 2
+    engaged = await engine.engage(BINDINGS, keep_packed=True)
+    assert llm.calls[1:] == [("slots_engage", True)] * 3
+    assert engaged.counted.served == {"a": 7}
+    llm.refuses = True
+    with pytest.raises(Refused, match="no room"):
+        await engine.engage(BINDINGS)
+    assert [name for name, _ in llm.calls[-2:]] == ["slots_engage", "slots_abandon"]
 
 
 async def test_an_engine_that_is_silent_is_asked_again_later() -> None:

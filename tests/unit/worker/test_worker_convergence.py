@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import json
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
 from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.engine.loading.counters import Counters
+from polymorph.engine.loading.engine import Engaged
 from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
 from polymorph.engine.packed import PackedWeights
@@ -88,17 +90,19 @@ class OneLayer:
     async def definitions(self) -> tuple[str, ...]:
         return tuple(self.slots.definitions())
 
-    async def counters(self) -> Counters:
-        import json
-
+    def counted(self) -> Counters:
         return Counters.of(json.loads(self.slots.ops.read_counters(False)) | {"steps": {}})
 
-    async def engage(self, bindings: Any, *, keep_packed: bool = False) -> float:
+    async def counters(self) -> Counters:
+        return self.counted()
+
+    async def engage(self, bindings: Any, *, keep_packed: bool = False) -> Engaged:
+        counted = self.counted()
         try:
             self.slots.engage([vars(binding) for binding in bindings], keep_packed=keep_packed)
         except BindingRefused as error:
             raise Refused(str(error)) from error
-        return 0.001
+        return Engaged(0.001, counted)
 
     async def capture(
         self,
@@ -380,7 +384,7 @@ async def test_emptied_slots_come_back_however_often_the_engine_is_silent(house:
     engage = house.engine.engage
     silences = 0
 
-    async def silent(bindings: Any, *, keep_packed: bool = False) -> float:
+    async def silent(bindings: Any, *, keep_packed: bool = False) -> Engaged:
         nonlocal silences
         if silences:
             silences -= 1
@@ -433,8 +437,8 @@ async def test_a_kernel_that_traffic_of_other_sizes_hides_stays(house: House) ->
 
 
 async def test_a_kernel_that_its_own_calls_pass_by_is_refused(house: House) -> None:
-    async def not_at_all(bindings: Any, *, keep_packed: bool = False) -> float:
-        return 0.001
+    async def not_at_all(bindings: Any, *, keep_packed: bool = False) -> Engaged:
+        return Engaged(0.001, house.engine.counted())
 
     house.engine.engage = not_at_all  # type: ignore[method-assign]
     await house.desire(1, await house.binding())

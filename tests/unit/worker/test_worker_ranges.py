@@ -12,6 +12,7 @@ from polymorph.engine.bindings import ANY, SlotBinding
 from polymorph.engine.loading import loader as loading
 from polymorph.engine.loading.admission import Refused
 from polymorph.engine.loading.counters import NOTHING, Counters
+from polymorph.engine.loading.engine import Engaged
 from polymorph.engine.loading.loader import Loader
 from polymorph.events.values import KernelBinding, Numerics, Revision
 from polymorph.kernels.definitions import definition_named
@@ -35,8 +36,8 @@ class Engine:
         calls = {name: count * self._asked for name, count in self._calls.items()}
         return dataclasses.replace(NOTHING, calls={DEFINITION: calls})
 
-    async def engage(self, bindings: Any) -> float:
-        return 0.0
+    async def engage(self, bindings: Any) -> Engaged:
+        return Engaged(0.0, await self.counters())
 
     async def exercise(self, size: int) -> None:
         pass

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ _REST_S = 0.05
 _TOP_K, _TOP_P = 100, 0.9
 
 
+@dataclass(frozen=True)
+class Engaged:
+    """`seconds` are how long the engine stood still for a change of its slots, `counted` what it had counted before."""
+
+    seconds: float
+    counted: Counters
+
+
 class SlottedEngine:
     """Calls of the slots run between two steps and never raise for a refusal by the engine: `Refused`."""
 
@@ -28,6 +37,8 @@ class SlottedEngine:
         self.slotted = slotted
         self._requests = 0
         self._dead = dead
+        self._ranks = 0
+        """As many answered last."""
         self.known: tuple[str, ...] = ()
         """Definitions that had a slot when they were read last: none goes, some come with their first call."""
 
@@ -73,10 +84,11 @@ class SlottedEngine:
         """What each rank counted."""
         return await self._all("slots_read")
 
-    async def engage(self, bindings: Iterable[SlotBinding], *, keep_packed: bool = False) -> float:
-        """Makes `bindings` all that the slots run; returns the seconds that the engine stood still for it.
+    async def engage(self, bindings: Iterable[SlotBinding], *, keep_packed: bool = False) -> Engaged:
+        """Makes `bindings` all that the slots run.
 
-        Weights are packed a little at a time, so that no step waits for long.
+        Weights are packed a little at a time, so that no step waits for long. One rank does the rest in one call, since
+        each costs the step that it meets; several stage first, and change where all of them could.
 
         Raises:
             Refused: the engine cannot run them; what ran goes on.
@@ -85,30 +97,35 @@ class SlottedEngine:
         if not self.slotted:
             if documents:
                 raise Refused("this engine was started without slots")
-            return 0.0
-        stood = await self._staged(documents)
+            return Engaged(0.0, NOTHING)
+        if self._ranks == 1:
+            answer, stood = await self._ready("slots_engage", documents, keep_packed=keep_packed)
+            return Engaged(stood, Counters.of(answer["counted"]))
+        _, stood = await self._ready("slots_stage", documents)
         flipped = await self._all("slots_flip", keep_packed=keep_packed)
         ranks = len(flipped) // self._engines
         for first in range(0, len(flipped), ranks):
             _raise_for_parted(flipped[first : first + ranks])
-        return stood + max(float(answer["seconds"]) for answer in flipped)
+        stood += max(float(answer["seconds"]) for answer in flipped)
+        return Engaged(stood, Counters.of(flipped[0]["counted"]))
 
-    async def _staged(self, documents: list[dict[str, Any]]) -> float:
-        """All ranks make the table ready, a little at a time, or none has it; the seconds that they stood still for it.
-
-        Each call of the engine costs the step that it meets, so the last of these both packs and stages.
+    async def _ready(
+        self, method: str, documents: list[dict[str, Any]], **more: Any
+    ) -> tuple[dict[str, Any], float]:
+        """All ranks make the table ready, a little at a time, or none has it; the last answer, and the seconds that they
+        stood still for it.
         """
         stood = 0.0
         while True:
             began = time.monotonic()
             try:
-                left = (await self._checked("slots_stage", bindings=documents, seconds=_SLICE_S))["left"]
+                answer = await self._checked(method, bindings=documents, seconds=_SLICE_S, **more)
             except Refused:
                 await self._checked("slots_abandon")
                 raise
             seconds = time.monotonic() - began
-            if not left:
-                return stood + seconds
+            if not answer["left"]:
+                return answer, stood + seconds
             stood += min(seconds, _SLICE_S)
             await asyncio.sleep(_REST_S)
 
@@ -184,6 +201,7 @@ class SlottedEngine:
         else:
             call = self.llm.collective_rpc(method, timeout=_RPC_TIMEOUT_S, kwargs=keywords)
         answers: list[dict[str, Any]] = await self._guarded(call)
+        self._ranks = len(answers)
         return answers
 
     @property

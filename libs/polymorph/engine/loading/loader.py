@@ -92,9 +92,9 @@ class Loader:
         Raises:
             Refused: the engine cannot run its kernels, or they do not serve.
         """
-        counted = await self.engine.counters()
-        paused_s = await self.engine.engage(bindings)
-        return Loaded(revision, bindings, await self._read_back(bindings, counted), paused_s)
+        engaged = await self.engine.engage(bindings)
+        served = await self._read_back(bindings, engaged.counted)
+        return Loaded(revision, bindings, served, engaged.seconds)
 
     async def _check_slots(self, revision: Revision) -> None:
         used = self.engine.features
