@@ -2,13 +2,14 @@
 
 import dataclasses
 import datetime as dt
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polymorph.bus.errors import Retryable
-from polymorph.engine.loading.admission import Fence, Refused, admit_kernel
+from polymorph.engine.loading.admission import Fence, Refused, admit_binding, admit_manifest
 from polymorph.engine.loading.counters import NOTHING, Counters, hits
 from polymorph.engine.loading.generation import GenerationFile
 from polymorph.engine.loading.rows import exercise_sizes, sample_rows
@@ -17,7 +18,7 @@ from polymorph.events.state import EMPTY, DesiredState, PromoterSignature, Reord
 from polymorph.events.values import KernelBinding, Numerics, Revision, SampledSteps
 from polymorph.kernels.definitions import definition_named
 from polymorph.kernels.isa import Isa
-from polymorph.kernels.schema import Manifest
+from polymorph.kernels.schema import Manifest, SignedManifest
 from polymorph.kernels.signing import Role, Signer, Trust, sign_manifest
 from polymorph.worker.domain.numerics import identity, waits_for
 from polymorph.worker.domain.request_ids import client_request_id
@@ -140,6 +141,19 @@ def _manifest(**changes: Any) -> Manifest:
     return Manifest(**(fields | changes))
 
 
+def admit_kernel(
+    binding: KernelBinding,
+    signed: SignedManifest,
+    trust: Trust,
+    *,
+    quarantined: Collection[str] = (),
+    **more: Any,
+) -> Manifest:
+    manifest = admit_manifest(binding.definition, signed, trust, hardware="here", **more)
+    admit_binding(binding, manifest, quarantined)
+    return manifest
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -160,7 +174,7 @@ def test_a_manifest_that_does_not_fit_is_refused(
 ) -> None:
     signed = sign_manifest(_manifest(**changes), evaluator)
     with pytest.raises(Refused, match=reason):
-        admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=(), toolchains=("t",))
+        admit_kernel(KERNEL, signed, trust, isa=Isa.AVX2, toolchains=("t",))
 
 
 MOE = KERNEL.model_copy(update={"definition": "moe_e4_k2_h32_i32_f32"})
@@ -193,7 +207,7 @@ def test_a_binding_claims_no_more_of_the_feature_than_was_approved(
     binding = kernel.model_copy(update=bound)
 
     def admit() -> Manifest:
-        return admit_kernel(binding, signed, trust, hardware="here", isa=Isa.AVX2, quarantined=())
+        return admit_kernel(binding, signed, trust, isa=Isa.AVX2)
 
     if reason is None:
         assert admit() == signed.manifest
@@ -213,7 +227,7 @@ def test_a_manifest_that_fits_is_admitted_unless_in_quarantine(
 ) -> None:
     def admit(signer: Signer, *quarantined: str) -> Manifest:
         signed = sign_manifest(_manifest(), signer)
-        return admit_kernel(KERNEL, signed, trust, hardware="here", isa=Isa.AVX512, quarantined=quarantined)
+        return admit_kernel(KERNEL, signed, trust, isa=Isa.AVX512, quarantined=quarantined)
 
     assert admit(evaluator).artifact == KERNEL.artifact
     with pytest.raises(Refused, match="quarantine"):

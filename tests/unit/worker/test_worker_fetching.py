@@ -11,6 +11,7 @@ import pytest
 
 from polymorph.engine.loading import loader as loading
 from polymorph.engine.loading.admission import Refused
+from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
 from polymorph.events.values import KernelBinding, Numerics, Revision
 from polymorph.kernels.definitions import definition_named
@@ -54,19 +55,20 @@ class World:
         self.folder = folder / "kernels"
         self.artifacts = ArtifactFolder(self.folder, self.store)
         engine: Any = SimpleNamespace(features=(), known=(), definitions=self._definitions)
-        held: Any = SimpleNamespace(hold=lambda digest, content: SimpleNamespace(path="/x.so"))
         tested = {(ARTIFACT, DEFINITION, 1, 8)}
-        self.loader = Loader(engine, self.artifacts, trust, "here", Isa.AVX2, folder, held, tested=tested)
+        self.loader = Loader(
+            engine, self.artifacts, trust, "here", Isa.AVX2, folder, Libraries(), tested=tested
+        )
 
     async def _definitions(self) -> tuple[str, ...]:
         return (DEFINITION,)
 
-    async def prepare(self) -> None:
+    async def prepare(self, quarantined: set[str] | None = None) -> None:
         kernel = KernelBinding(
             definition=DEFINITION, min_m=1, max_m=8, manifest=self.manifest, artifact=ARTIFACT,
             numerics=Numerics.BITWISE,
         )  # fmt: skip
-        await self.loader.prepare(Revision(revision="r", kernels=(kernel,)), set())
+        await self.loader.prepare(Revision(revision="r", kernels=(kernel,)), quarantined or set())
 
 
 async def test_a_kernel_is_fetched_and_looked_into_once_and_not_in_the_event_loop(
@@ -79,6 +81,25 @@ async def test_a_kernel_is_fetched_and_looked_into_once_and_not_in_the_event_loo
     assert world.store.asked == {world.manifest: 1, ARTIFACT: 1}
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
+
+
+async def test_signatures_are_checked_once_and_quarantines_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, checked = World(tmp_path), []
+    admit = loading.admit_manifest
+
+    def admitting(*given: Any, **named: Any) -> Manifest:
+        checked.append(given)
+        return admit(*given, **named)
+
+    monkeypatch.setattr(loading, "_inspect", lambda *_: None)
+    monkeypatch.setattr(loading, "admit_manifest", admitting)
+    for _ in range(3):
+        await world.prepare()
+    assert len(checked) == 1
+    with pytest.raises(Refused, match="quarantine"):
+        await world.prepare({ARTIFACT})
 
 
 async def test_a_library_that_was_refused_is_looked_into_again(

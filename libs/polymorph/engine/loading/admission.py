@@ -93,18 +93,17 @@ def check_named(revision: Revision) -> None:
                 )
 
 
-def admit_kernel(
-    binding: KernelBinding,
+def admit_manifest(
+    definition: str,
     signed: SignedManifest,
     trust: Trust,
     *,
     hardware: str,
     isa: Isa,
-    quarantined: Collection[str],
     toolchains: Collection[str] = (),
 ) -> Manifest:
-    """The manifest of a kernel that may run here as the binding asks. `toolchains` are those whose code is taken; none
-    named takes what an evaluator signed, whatever compiled it.
+    """The manifest of a kernel that may run here; the same document is admitted for as long as this process lives.
+    `toolchains` are those whose code is taken; none named takes what an evaluator signed, whatever compiled it.
 
     Raises:
         Refused: it may not.
@@ -112,22 +111,30 @@ def admit_kernel(
     try:
         manifest = verify_manifest(signed, trust)
     except SignatureRefused as error:
-        raise Refused(f"the manifest of {binding.definition}: {error}") from error
-    _check_identity(binding, manifest)
-    if binding.artifact in quarantined:
-        raise Refused(f"artifact {binding.artifact[:12]} of {binding.definition} is in quarantine")
+        raise Refused(f"the manifest of {definition}: {error}") from error
     if manifest.abi != _ABI:
-        raise Refused(f"{binding.definition} is of ABI {manifest.abi}: this engine's slots take {_ABI}")
+        raise Refused(f"{definition} is of ABI {manifest.abi}: this engine's slots take {_ABI}")
     if manifest.hardware != hardware:
-        raise Refused(f"{binding.definition} was measured on {manifest.hardware}, this is {hardware}")
+        raise Refused(f"{definition} was measured on {manifest.hardware}, this is {hardware}")
     if manifest.isa not in Isa.__members__ or not isa.runs(Isa[manifest.isa]):
-        raise Refused(f"{binding.definition} needs {manifest.isa}, this processor has {isa.name}")
+        raise Refused(f"{definition} needs {manifest.isa}, this processor has {isa.name}")
     if toolchains and manifest.toolchain not in toolchains:
         raise Refused(
-            f"{binding.definition} was compiled by {manifest.toolchain}, taken here is {', '.join(sorted(toolchains))}"
+            f"{definition} was compiled by {manifest.toolchain}, taken here is {', '.join(sorted(toolchains))}"
         )
     _check_meaning(manifest)
     return manifest
+
+
+def admit_binding(binding: KernelBinding, manifest: Manifest, quarantined: Collection[str]) -> None:
+    """Whether a kernel that may run here may do so as the binding asks, now.
+
+    Raises:
+        Refused: it may not.
+    """
+    _check_identity(binding, manifest)
+    if binding.artifact in quarantined:
+        raise Refused(f"artifact {binding.artifact[:12]} of {binding.definition} is in quarantine")
 
 
 def _check_meaning(manifest: Manifest) -> None:

@@ -49,6 +49,12 @@ class Libraries:
         self._held.move_to_end(digest)
         return self._held[digest]
 
+    def held(self, digest: str) -> HeldLibrary | None:
+        """The library of that digest, where it is held."""
+        if digest in self._held:
+            self._held.move_to_end(digest)
+        return self._held.get(digest)
+
     def close(self) -> None:
         while self._held:
             os.close(self._held.popitem()[1].descriptor)

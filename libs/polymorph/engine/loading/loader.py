@@ -10,7 +10,7 @@ from typing import Protocol
 
 from polymorph.engine.bindings import ANY, SlotBinding
 from polymorph.engine.loading import testing
-from polymorph.engine.loading.admission import Refused, admit_kernel
+from polymorph.engine.loading.admission import Refused, admit_binding, admit_manifest
 from polymorph.engine.loading.counters import Counters
 from polymorph.engine.loading.engine import SlottedEngine
 from polymorph.engine.loading.libraries import HeldLibrary, Libraries
@@ -73,6 +73,8 @@ class Loader:
     tested: set[tuple[str, str, int, int]] = field(default_factory=set)
     inspected: set[tuple[str, bool, str]] = field(default_factory=set)
     """Artifacts whose bytes kept the rules for what their manifests say of them: bytes of one digest stay the same."""
+    admitted: dict[str, Manifest] = field(default_factory=dict)
+    """Manifests that may run here, by the digest of the signed document: signatures are checked once."""
 
     async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
         """Fetches, verifies and tests the kernels of `revision`.
@@ -117,14 +119,9 @@ class Loader:
             raise Refused(f"no kernel is tested here: {error}") from error
 
     async def _prepared(self, kernel: KernelBinding, quarantined: set[str], level: Isolation) -> SlotBinding:
-        signed = await self.artifacts.manifest(kernel.manifest)
-        manifest = admit_kernel(
-            kernel, signed, self.trust, hardware=self.hardware, isa=self.isa, quarantined=quarantined,
-            toolchains=self.toolchains,
-        )  # fmt: skip
-        content = await self.artifacts.library(kernel.artifact)
-        await self._look_into(content, manifest)
-        held = self.libraries.hold(kernel.artifact, content)
+        manifest = await self._manifest(kernel)
+        admit_binding(kernel, manifest, quarantined)
+        held = await self._library(manifest)
         binding = SlotBinding(
             definition=kernel.definition,
             min_m=kernel.min_m,
@@ -138,12 +135,27 @@ class Loader:
         await self._test(binding, held, str(kernel.numerics), level)
         return binding
 
-    async def _look_into(self, content: bytes, manifest: Manifest) -> None:
+    async def _manifest(self, kernel: KernelBinding) -> Manifest:
+        manifest = self.admitted.get(kernel.manifest)
+        if manifest is None:
+            signed = await self.artifacts.manifest(kernel.manifest)
+            manifest = admit_manifest(
+                kernel.definition, signed, self.trust, hardware=self.hardware, isa=self.isa, toolchains=self.toolchains
+            )  # fmt: skip
+            self.admitted[kernel.manifest] = manifest
+        return manifest
+
+    async def _library(self, manifest: Manifest) -> HeldLibrary:
+        """Fetched and looked into once, for what its manifest says of it."""
         key = (manifest.artifact, manifest.layout is not None, manifest.isa)
-        if key not in self.inspected:
+        held = self.libraries.held(manifest.artifact) if key in self.inspected else None
+        if held is None:
+            content = await self.artifacts.library(manifest.artifact)
             # Milliseconds of Python: the event loop that streams tokens is not kept from them.
             await asyncio.to_thread(_inspect, content, manifest)
             self.inspected.add(key)
+            held = self.libraries.hold(manifest.artifact, content)
+        return held
 
     async def _test(self, binding: SlotBinding, held: HeldLibrary, numerics: str, level: Isolation) -> None:
         key = (binding.artifact, binding.definition, binding.min_m, binding.max_m)

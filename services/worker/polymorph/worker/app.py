@@ -17,6 +17,7 @@ from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
 from polymorph.events.state import WorkerRecord
 from polymorph.kernels.isa import Cpu
+from polymorph.kernels.schema import Manifest
 from polymorph.kernels.signing import Trust
 from polymorph.worker.adapters.artifacts import ArtifactFolder
 from polymorph.worker.adapters.engine import Engine
@@ -135,6 +136,7 @@ class Worker:
 
         tested: set[tuple[str, str, int, int]] = set()
         inspected: set[tuple[str, bool, str]] = set()
+        admitted: dict[str, Manifest] = {}
         libraries = Libraries()
 
         def loader_for(bus: Bus, engine: Engine) -> Loader:
@@ -147,6 +149,7 @@ class Worker:
                 scratch=settings.data_dir.resolve() / "selftest",
                 tested=tested,
                 inspected=inspected,
+                admitted=admitted,
                 libraries=libraries,
                 min_isolation=settings.isolation(),
                 toolchains=settings.trusted_toolchains(),
