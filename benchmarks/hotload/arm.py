@@ -57,8 +57,27 @@ def _generate(llm: Any, chats: int, tokens: int) -> dict[str, float]:
 def call(pipe: Connection, rounds: int) -> None:
     """Answers once with what vLLM's own operator takes for a small layer, and what an empty slot adds.
 
-    On one thread, so that what is timed is how a call is dispatched. Microseconds, medians over paired rounds.
+    On one thread, so that what is timed is how a call is dispatched, and in inference mode, as vLLM calls it: outside of it
+    both would pass through autograd. Microseconds, medians over paired rounds.
     """
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        bare, slotted = _calls()
+        for each in (bare, slotted):
+            _call_us(each)
+        pairs = [_pair_us(bare, slotted, turned=bool(number % 2)) for number in range(rounds)]
+    pipe.send(
+        {
+            "bare_us": statistics.median(one for one, _ in pairs),
+            "slot_us": statistics.median(two - one for one, two in pairs),
+        }
+    )
+
+
+def _calls() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A small layer by vLLM's operator with the tensor for its result, and by an empty slot."""
     import torch  # noqa: PLC0415
     from vllm import _custom_ops  # noqa: PLC0415
     from vllm.platforms import current_platform  # noqa: PLC0415
@@ -66,7 +85,6 @@ def call(pipe: Connection, rounds: int) -> None:
     from polymorph.engine.dispatcher.ops import load  # noqa: PLC0415
 
     current_platform.import_kernels()
-    torch.set_num_threads(1)
     ops, n, k = load(), 32, 32
     weight, x = torch.randn(n, k), torch.randn(1, k)
     handler = _custom_ops.create_onednn_mm(weight.t(), n)
@@ -81,15 +99,7 @@ def call(pipe: Connection, rounds: int) -> None:
     def slotted() -> Any:
         return ops.linear(x, None, layer, n)
 
-    for each in (bare, slotted):
-        _call_us(each)
-    pairs = [_pair_us(bare, slotted, turned=bool(number % 2)) for number in range(rounds)]
-    pipe.send(
-        {
-            "bare_us": statistics.median(one for one, _ in pairs),
-            "slot_us": statistics.median(two - one for one, two in pairs),
-        }
-    )
+    return bare, slotted
 
 
 def _pair_us(one: Callable[[], Any], other: Callable[[], Any], *, turned: bool) -> tuple[float, float]:
