@@ -14,7 +14,7 @@ from polymorph.bus.memory_world import MemoryWorld
 from polymorph.config.clock import SystemClock
 from polymorph.events.state import Quarantine
 from polymorph.events.types import WorkerKernelFaulted
-from polymorph.events.values import Revision
+from polymorph.events.values import KernelBinding, Numerics, Revision
 from polymorph.worker.faults import Fault, Faults
 
 A, B = "a" * 64, "b" * 64
@@ -181,3 +181,30 @@ def test_a_quarantine_with_an_end_ends(tmp_path: Path) -> None:
     assert not made.banned([A])
     made._heard[A] = over.model_copy(update={"until": dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)})
     assert made.banned([A])
+
+
+async def test_the_bus_is_asked_of_kernels_that_do_not_run_yet(tmp_path: Path, bus: InMemoryBus) -> None:
+    def revision(*artifacts: str) -> Revision:
+        kernels = tuple(
+            KernelBinding(
+                definition="gemm_n8_k8_f32", min_m=1, max_m=8, manifest="c" * 64, artifact=artifact,
+                numerics=Numerics.BITWISE,
+            )
+            for artifact in artifacts
+        )  # fmt: skip
+        return Revision(revision="-".join(artifacts)[:60], kernels=kernels)
+
+    for artifact in (A, B):
+        held = Quarantine(artifact=artifact, reason="crash", since="2026-01-01T00:00:00Z")
+        await bus.kv_put(topology.QUARANTINE, artifact, held.model_dump_json().encode())
+    asked: list[str] = []
+    get = bus.kv_get
+
+    async def asking(bucket: Any, key: str) -> Any:
+        asked.append(key)
+        return await get(bucket, key)
+
+    bus.kv_get = asking  # type: ignore[method-assign]
+    assert await faults(tmp_path).against(bus, revision(A, B), revision(A)) == {B}
+    assert asked == [B]  # of what runs the watch tells
+    assert await faults(tmp_path).against(bus, revision(A), Revision(revision="empty")) == {A}

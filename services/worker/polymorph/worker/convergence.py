@@ -153,7 +153,7 @@ class Convergence:
         if goal.revision != self.revision.revision:
             try:
                 check_named(goal)
-                quarantined = await self._faults.against(bus, goal)
+                quarantined = await self._faults.against(bus, goal, self.revision)
                 await self._load(bus, goal, desired.generation, quarantined)
             except Refused as refusal:
                 if self.service.unsure:

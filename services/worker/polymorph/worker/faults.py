@@ -63,10 +63,11 @@ class Faults:
     def banned(self, artifacts: Collection[str]) -> bool:
         return not self.artifacts.isdisjoint(artifacts)
 
-    async def against(self, bus: Bus, revision: Revision) -> set[str]:
-        """What of `revision` may not run; asks the bus, which knows before the watch has told."""
+    async def against(self, bus: Bus, revision: Revision, running: Revision) -> set[str]:
+        """What of `revision` may not run; asks the bus of what does not run yet, which knows before the watch has told."""
         found = set(self.artifacts)
-        for artifact in {kernel.artifact for kernel in revision.kernels}:
+        runs = {kernel.artifact for kernel in running.kernels}
+        for artifact in {kernel.artifact for kernel in revision.kernels} - runs:
             try:
                 entry = await bus.kv_get(topology.QUARANTINE, artifact)
             except NotFound:
