@@ -58,8 +58,8 @@ class OneLayer:
         except ValueError as error:
             raise Refused(str(error).splitlines()[0]) from error
 
-    async def captured(self, directory: Path) -> list[dict[str, Any]]:
-        answer = collect(self.slots, directory)
+    async def captured(self, directory: Path, *, weight: bool = False) -> list[dict[str, Any]]:
+        answer = collect(self.slots, directory, weight=weight)
         if not answer["ok"]:
             raise Refused(answer["reason"])
         calls: list[dict[str, Any]] = answer["calls"]

@@ -136,7 +136,7 @@ class Told:
     async def capture(self, *_: Any) -> None:
         return
 
-    async def captured(self, folder: Path) -> list[dict[str, Any]]:
+    async def captured(self, folder: Path, *, weight: bool = False) -> list[dict[str, Any]]:
         folder.mkdir(parents=True, exist_ok=True)
         return [{"path": "/nonexistent", "weight": None}]
 

@@ -1,4 +1,4 @@
-"""Captured calls on disk: one safetensors file a call, with its inputs, and one for the weights of each layer."""
+"""Captured calls on disk: one safetensors file a call, with its inputs, and one for weights."""
 
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -11,15 +11,16 @@ from polymorph.engine.slots import Slots
 from polymorph.kernels.definitions import definition_named
 
 
-def collect(slots: Slots, directory: Path) -> dict[str, Any]:
+def collect(slots: Slots, directory: Path, *, weight: bool = False) -> dict[str, Any]:
     """Ends the capture and writes what it held; a refusal where the disk does not take it.
 
-    A call's file holds its inputs by their names in the definition; `weight` in the answer names the file that holds the
-    layer's packed inputs, as the model had them, None where they were not kept or the operation has none.
+    A call's file holds its inputs by their names in the definition. With `weight`, what the first call's layer packs is
+    written too, as the model had it: `weight` in the answer names that file for the layer's calls, and is None for those
+    of others, or where the weights were not kept or the operation has none.
     """
     held = slots.ops.capture_finish()
     try:
-        return {"ok": True, "reason": "", "calls": _written(slots, directory, *held)}
+        return {"ok": True, "reason": "", "calls": _written(slots, directory, *held, weight=weight)}
     except (
         OSError,
         SafetensorError,
@@ -28,7 +29,14 @@ def collect(slots: Slots, directory: Path) -> dict[str, Any]:
 
 
 def _written(
-    slots: Slots, directory: Path, sites: list[int], sizes: list[int], names: list[str], tensors: list[Any]
+    slots: Slots,
+    directory: Path,
+    sites: list[int],
+    sizes: list[int],
+    names: list[str],
+    tensors: list[Any],
+    *,
+    weight: bool,
 ) -> list[dict[str, Any]]:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     calls: list[dict[str, Any]] = []
@@ -36,8 +44,9 @@ def _written(
         path = directory / f"call-{index}.safetensors"
         save_file(dict(zip(names[first:last], tensors[first:last], strict=True)), str(path))
         calls.append({"path": str(path), "m": int(tensors[first].shape[0]), "site": int(sites[index])})
-    weights = {int(site): _write_weights(slots, int(site), directory) for site in set(sites)}
-    return [{**call, "weight": weights[call["site"]]} for call in calls]
+    # Of a large model the weights of all layers would be gigabytes, written while every stream stands still.
+    weights = {sites[0]: _write_weights(slots, sites[0], directory)} if weight and calls else {}
+    return [{**call, "weight": weights.get(call["site"])} for call in calls]
 
 
 def _write_weights(slots: Slots, site: int, directory: Path) -> str | None:

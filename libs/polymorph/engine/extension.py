@@ -152,12 +152,14 @@ class PolymorphExtension:
             return {"ok": False, "reason": str(error).splitlines()[0]}
         return {"ok": True, "reason": ""}
 
-    def slots_captured(self, directory: str | None = None) -> dict[str, Any]:
-        """Ends the capture and writes it to a folder that only this user may enter; paths of calls and weights."""
+    def slots_captured(self, directory: str | None = None, *, weight: bool = False) -> dict[str, Any]:
+        """Ends the capture and writes it to a folder that only this user may enter; paths of calls, and with `weight` of
+        what the first call's layer packs.
+        """
         folder = directory or _DIRECTORY
         if folder is None:
             return {"ok": False, "reason": "name the directory for what was captured"}
-        return collect(_SLOTS, Path(folder))
+        return collect(_SLOTS, Path(folder), weight=weight)
 
     def _record_flight(self) -> None:
         """Each rank's record of the kernel that it calls, for whoever finds it dead or silent."""

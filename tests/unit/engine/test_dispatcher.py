@@ -245,11 +245,34 @@ def test_capture_keeps_some_real_inputs(tmp_path: Path) -> None:
     inputs = [torch.randn(m, layer.k) for m in (2, 8, 3, 4, 1, 2)]
     for x in inputs:
         layer(x)
-    calls = collect(layer.slots, tmp_path / "captured")["calls"]
+    calls = collect(layer.slots, tmp_path / "captured", weight=True)["calls"]
     assert [call["m"] for call in calls] == [2, 4]
     assert torch.equal(load_file(calls[1]["path"])["x"], inputs[3])
     assert torch.equal(load_file(calls[0]["weight"])["weight"], layer.weight)
     assert (tmp_path / "captured").stat().st_mode & 0o077 == 0
+
+
+def test_of_several_layers_the_weight_of_the_first_call_alone_is_written_and_only_when_asked_for(
+    tmp_path: Path,
+) -> None:
+    from safetensors.torch import load_file
+
+    layer = Layer()
+    other = layer.slots.add_linear(torch.randn(layer.n, layer.k), TORCH, layer.weight, held_by_model=False)
+
+    def captured(*, weight: bool) -> list[dict[str, Any]]:
+        layer.slots.ops.capture_start(layer.definition, 4, 1, 1 << 20, 1, 8)
+        for layer_id in (layer.layer_id, other, layer.layer_id, other):
+            layer.slots.ops.linear(torch.randn(1, layer.k), None, layer_id, layer.n)
+        calls: list[dict[str, Any]] = collect(layer.slots, tmp_path / str(weight), weight=weight)["calls"]
+        return calls
+
+    assert [call["weight"] for call in captured(weight=False)] == [None] * 4
+    assert not list((tmp_path / "False").glob("weight-*"))
+    calls = captured(weight=True)
+    (written,) = (tmp_path / "True").glob("weight-*")
+    assert [call["weight"] for call in calls] == [str(written), None] * 2
+    assert torch.equal(load_file(written)["weight"], layer.weight)
 
 
 def test_a_ring_keeps_the_last_inputs_within_its_bytes(tmp_path: Path) -> None:

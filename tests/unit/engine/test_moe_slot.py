@@ -197,7 +197,7 @@ def test_a_call_is_captured_with_its_routing_and_both_weights(native: Any, tmp_p
     layer.slots.ops.capture_start(DEFINITION, 1, 1, 1 << 20, 1, 8)
     x, weights, ids = torch.randn(4, HIDDEN), *routing(*EVEN)
     layer(x, weights, ids)
-    call = collect(layer.slots, tmp_path / "captured")["calls"][0]
+    call = collect(layer.slots, tmp_path / "captured", weight=True)["calls"][0]
     found = load_file(call["path"])
     assert torch.equal(found["x"], x)
     assert torch.equal(found["topk_weights"], weights)

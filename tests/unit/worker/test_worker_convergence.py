@@ -120,8 +120,8 @@ class OneLayer:
         except ValueError as error:
             raise Refused(str(error).splitlines()[0]) from error
 
-    async def captured(self, directory: Path) -> list[dict[str, Any]]:
-        calls: list[dict[str, Any]] = collect(self.slots, directory)["calls"]
+    async def captured(self, directory: Path, *, weight: bool = False) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = collect(self.slots, directory, weight=weight)["calls"]
         return calls
 
     async def exercise(self, m: int) -> None:

@@ -152,11 +152,10 @@ class SlottedEngine:
             ring=ring,
         )
 
-    async def captured(self, directory: Path) -> list[dict[str, Any]]:
-        """Ends the capture; a path of inputs, one of the weight, and M, for each call."""
-        calls: list[dict[str, Any]] = (await self._checked("slots_captured", directory=str(directory)))[
-            "calls"
-        ]
+    async def captured(self, directory: Path, *, weight: bool = False) -> list[dict[str, Any]]:
+        """Ends the capture; a path of inputs, and M, for each call, and with `weight` a path of the first one's weight."""
+        answer = await self._checked("slots_captured", directory=str(directory), weight=weight)
+        calls: list[dict[str, Any]] = answer["calls"]
         return calls
 
     async def exercise(self, m: int) -> None:

@@ -189,14 +189,14 @@ class Loader:
         """Calls of the live traffic where there is any with such an M, else of our own requests, else of any M."""
         await self._capture(binding, binding.min_m, binding.max_m)
         await asyncio.sleep(_CAPTURE_S)
-        calls = await self.engine.captured(folder)
+        calls = await self.engine.captured(folder, weight=True)
         for low, high in ((binding.min_m, binding.max_m), (1, 1 << 30)):
             for size in exercise_sizes(low, high):  # decode attention is called by small steps alone
                 if calls:
                     break
                 await self._capture(binding, low, high)
                 await self._exercise(binding, size)
-                calls = await self.engine.captured(folder)
+                calls = await self.engine.captured(folder, weight=True)
         if not calls:
             raise Refused(f"no call of {binding.definition} could be captured to test the kernel on")
         return calls
