@@ -171,8 +171,12 @@ class Slots:
         with self._freed_on_refusal():
             missing = self._missing(bindings)
             needed = self._used(bindings)
-            while missing and time.monotonic() < until:
+            while missing:
                 self._pack(*missing.pop(), needed)
+                if (
+                    time.monotonic() >= until
+                ):  # one at least: of large models what stands above takes the time there is
+                    break
         return len(missing)
 
     @contextlib.contextmanager

@@ -68,6 +68,10 @@ class Layer:
             "artifact": artifact,
         }
 
+    def packed_for(self, binding: dict[str, Any]) -> bool:
+        (kept,) = self.slots.layers[0].kept
+        return kept is not None and (kept.key, f"artifact:{binding['artifact']}") in self.slots.packed
+
     def counts(self) -> dict[str, Any]:
         import json
 
@@ -158,6 +162,14 @@ def test_what_is_staged_changes_nothing_until_it_flips(libraries: dict[str, str]
     assert counts["artifacts"]["k-staged"]["by_m"] == {"1": counts["artifacts"]["k-staged"]["served"]}
     with pytest.raises(BindingRefused, match="nothing was staged"):
         layer.slots.flip()
+
+
+def test_every_call_packs_a_weight_however_short_its_time(libraries: dict[str, str]) -> None:
+    layer = Layer()
+    for _ in range(2):
+        layer.slots.add_linear(layer.weight.clone(), TORCH, layer.weight, held_by_model=False)
+    bindings = [layer.binding(libraries["all"], "k-slices")]
+    assert [layer.slots.stage(bindings, seconds=0) for _ in range(3)] == [2, 1, 0]
 
 
 def test_what_is_abandoned_never_runs_and_frees_its_weights(libraries: dict[str, str]) -> None:
@@ -336,9 +348,9 @@ def test_going_back_to_one_of_the_last_kernels_packs_nothing(libraries: dict[str
     for binding in made:
         layer.slots.engage([binding])
     assert layer.slots.packed.bytes == 3 * one  # what is in force, and two to go back to
-    assert [layer.slots.prepare([binding], 0.0) for binding in made] == [1, 0, 0, 0]
+    assert [layer.packed_for(binding) for binding in made] == [False, True, True, True]
     layer.slots.engage([made[1]])
-    assert [layer.slots.prepare([binding], 0.0) for binding in made] == [1, 0, 0, 0]
+    assert [layer.packed_for(binding) for binding in made] == [False, True, True, True]
     x = torch.randn(1, layer.k)
     _close(layer(x), torch.nn.functional.linear(x, layer.weight))
     assert layer.counts()["artifacts"]["k-way-back-1"]["served"]["calls"] == 1
@@ -352,7 +364,7 @@ def test_what_is_kept_for_a_way_back_gives_way_to_what_is_to_run(libraries: dict
     for binding in made:
         layer.slots.engage([binding])
     assert layer.slots.packed.bytes == 2 * one
-    assert [layer.slots.prepare([binding], 0.0) for binding in made] == [1, 0, 0]
+    assert [layer.packed_for(binding) for binding in made] == [False, True, True]
     at_once = zip(made, ((1, 1), (2, 2), (3, 4)), strict=True)
     with pytest.raises(BindingRefused, match="budget of"):
         layer.slots.engage([each | {"min_m": low, "max_m": high} for each, (low, high) in at_once])
