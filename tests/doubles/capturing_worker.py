@@ -65,6 +65,9 @@ class OneLayer:
         calls: list[dict[str, Any]] = answer["calls"]
         return calls
 
+    async def capture_stop(self) -> None:
+        self.slots.ops.capture_finish()
+
     async def counters(self) -> Counters:
         return Counters.of(json.loads(self.slots.ops.read_counters(False)) | {"steps": {}})
 

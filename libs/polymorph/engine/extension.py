@@ -161,6 +161,11 @@ class PolymorphExtension:
             return {"ok": False, "reason": "name the directory for what was captured"}
         return collect(_SLOTS, Path(folder), weight=weight)
 
+    def slots_capture_stop(self) -> dict[str, Any]:
+        """Ends the capture and forgets what it held."""
+        _SLOTS.ops.capture_finish()
+        return {"ok": True, "reason": ""}
+
     def _record_flight(self) -> None:
         """Each rank's record of the kernel that it calls, for whoever finds it dead or silent."""
         folder = os.environ.get(FLIGHT_VARIABLE)

@@ -158,6 +158,10 @@ class SlottedEngine:
         calls: list[dict[str, Any]] = answer["calls"]
         return calls
 
+    async def capture_stop(self) -> None:
+        """Ends the capture, and forgets what it held."""
+        await self._checked("slots_capture_stop")
+
     async def exercise(self, m: int) -> None:
         """Makes the engine compute steps of about `m` tokens, with greedy requests of our own."""
         await self._computed(m, temperature=0.0)

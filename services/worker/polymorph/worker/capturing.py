@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import logging
 import shutil
@@ -93,21 +94,26 @@ class Capturing:
         async with self._change:
             engine = self._engines.engine
             before = await engine.counters()
-            await engine.capture(
-                request.definition,
-                request.calls,
-                request.every,
-                request.min_m,
-                request.max_m,
-                max_mib=request.max_mib,
-                ring=True,
-            )
-            await self._clock.sleep(request.seconds)
+            ended = False
             try:
+                await engine.capture(
+                    request.definition,
+                    request.calls,
+                    request.every,
+                    request.min_m,
+                    request.max_m,
+                    max_mib=request.max_mib,
+                    ring=True,
+                )
+                await self._clock.sleep(request.seconds)
                 calls = await engine.captured(folder)
+                ended = True
                 counted = (await engine.counters()).since(before)
                 return await asyncio.to_thread(_read, calls), counted
             finally:
+                if not ended:  # and before the folder goes: a call that was cut off may write to it still
+                    with contextlib.suppress(Refused, BusError):
+                        await asyncio.shield(asyncio.ensure_future(engine.capture_stop()))
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
