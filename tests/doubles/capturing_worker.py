@@ -51,7 +51,15 @@ class OneLayer:
         del revision
 
     async def capture(
-        self, definition: str, calls: int, every: int, low: int, high: int, *, max_mib: int, ring: bool
+        self,
+        definition: str,
+        calls: int,
+        every: int,
+        low: int,
+        high: int,
+        *,
+        max_mib: int = 64,
+        ring: bool = False,
     ) -> None:
         try:
             self.slots.ops.capture_start(definition, calls, every, max_mib << 20, low, high, ring)

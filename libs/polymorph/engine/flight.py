@@ -7,7 +7,7 @@ data-parallel engines:
     0   int64  CLOCK_MONOTONIC nanoseconds when the call in flight began; 0 when none is in flight
     8   int64  epoch of the table that the call came from
     16  char[64] digest of the artifact, ASCII, zero padded
-    80  int64  calls that began
+    80  int64  calls that began, those that pack a weight too
     88  reserved, zero
 """
 

@@ -20,16 +20,13 @@ class PackedWeights:
         self._held: OrderedDict[PackedKey, Any] = OrderedDict()
         self._in_force: frozenset[PackedKey] = frozenset()
         self._fresh: set[PackedKey] = set()
+        self.bytes = 0
 
     def __contains__(self, key: PackedKey) -> bool:
         return key in self._held
 
     def __getitem__(self, key: PackedKey) -> Any:
         return self._held[key]
-
-    @property
-    def bytes(self) -> int:
-        return sum(_bytes(tensor) for tensor in self._held.values())
 
     def add(self, key: PackedKey, tensor: Any, needed: Collection[PackedKey]) -> None:
         """Holds what was packed for a table that is being made, and that needs `needed`; old ones give way to it.
@@ -43,8 +40,9 @@ class PackedWeights:
                 raise BindingRefused(
                     f"packed weights would take more than the budget of {self.budget_bytes >> 20} MiB"
                 )
-            del self._held[old.pop(0)]
+            self._drop(old.pop(0))
         self._held[key] = tensor
+        self.bytes += _bytes(tensor)
         self._fresh.add(key)
 
     def put_in_force(self, used: Iterable[PackedKey], *, keep_all: bool = False) -> None:
@@ -59,7 +57,7 @@ class PackedWeights:
     def abandon(self) -> None:
         """The table that was being made will not be: what was packed for it goes."""
         for key in self._fresh & self._held.keys():
-            del self._held[key]
+            self._drop(key)
         self._fresh.clear()
 
     def clear(self) -> None:
@@ -67,13 +65,17 @@ class PackedWeights:
         self._in_force = frozenset()
         self._fresh.clear()
         self._held.clear()
+        self.bytes = 0
 
     def _drop_beyond(self, most: int) -> None:
         seen: dict[int, int] = {}
         for key in [each for each in reversed(self._held) if each not in self._in_force]:
             seen[key[0]] = seen.get(key[0], 0) + 1
             if seen[key[0]] > most:
-                del self._held[key]
+                self._drop(key)
+
+    def _drop(self, key: PackedKey) -> None:
+        self.bytes -= _bytes(self._held.pop(key))
 
 
 def _bytes(tensor: Any) -> int:

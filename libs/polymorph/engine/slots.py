@@ -41,6 +41,7 @@ class Slots:
     staged: list[SlotBinding] | None = None
     missing: dict[str, str] = field(default_factory=dict)
     """Slots that were asked for and are off, with the reason."""
+    _layers_of: dict[str, list[Layer]] = field(default_factory=dict)
 
     def add_layer(
         self, definition: str, layer_id: int, site: int, kept: tuple[KeptWeight | None, ...]
@@ -48,6 +49,7 @@ class Slots:
         """Remembers a layer whose operator has a site."""
         layer = Layer(definition, layer_id, site, kept)
         self.layers.append(layer)
+        self._layers_of.setdefault(definition, []).append(layer)
         return layer
 
     def add_linear(self, weight: Any, native: int, state: Any, *, held_by_model: bool) -> int:
@@ -165,7 +167,7 @@ class Slots:
         return next((layer for layer in self.layers if layer.site == site), None)
 
     def _served_by(self, binding: SlotBinding) -> list[Layer]:
-        return [layer for layer in self.layers if layer.definition == binding.definition]
+        return self._layers_of.get(binding.definition, [])
 
     def _pack_until(self, until: float, bindings: list[SlotBinding]) -> int:
         with self._freed_on_refusal():
@@ -210,7 +212,9 @@ class Slots:
     def _pack(self, kept: KeptWeight, binding: SlotBinding, needed: set[PackedKey]) -> None:
         weight = kept.restore()
         try:
-            packed = self.ops.pack(binding.path, weight) if self.ops.packs(binding.path) else weight
+            packed = weight
+            if self.ops.packs(binding.path):
+                packed = self.ops.pack(binding.path, binding.artifact, weight)
             self.packed.add((kept.key, _layout(binding)), packed, needed)
         except (ValueError, RuntimeError) as error:
             raise BindingRefused(f"{binding.definition}: {str(error).splitlines()[0]}") from error

@@ -87,6 +87,12 @@ extern "C" int32_t pm_pack(const pm_context *, const pm_tensor *weight, void *pa
   const uint16_t *halves = static_cast<const uint16_t *>(weight->data);
   uint16_t *to = static_cast<uint16_t *>(packed);
   const int64_t k = weight->sizes[1];
+#ifdef PACK_HANGS
+  for (;;) asm volatile("" ::: "memory");
+#endif
+#ifdef PACK_CRASHES
+  *reinterpret_cast<volatile int32_t *>(16) = 1;
+#endif
 #ifdef REFUSES_FIRST  // the bits of one weight's first value: a kernel that one rank alone cannot serve
   if (from[0] == REFUSES_FIRST) return 7;
 #endif

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from polymorph.engine.bindings import BindingRefused
 from polymorph.engine.capture import collect
 from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.flight import in_flight
 from polymorph.engine.packed import PackedWeights
 from polymorph.engine.slots import Slots
 from polymorph.engine.weights import WeightStore
@@ -19,6 +21,17 @@ TORCH = 2
 SOURCE = Path(__file__).parent / "packed_gemm.cpp"
 ABI = Path(__file__).parents[3] / "libs" / "polymorph" / "kernels" / "abi"
 
+FLAGS = [
+    "-O2",
+    "-march=native",
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-ffreestanding",
+    "-nostdlib",
+    "-fno-exceptions",
+]
+FLAGS += ["-fno-rtti", f"-I{ABI}"]
 
 # Kernels that differ in nothing but their bytes.
 _NUMBERED = tuple((f"copy{number}", [f"-DREFUSES_ABOVE={1000 + number}"]) for number in range(4))
@@ -30,9 +43,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {}
     for name, defines in (("all", []), ("small", ["-DREFUSES_ABOVE=4"]), *_NUMBERED):
         path = folder / f"{name}.so"
-        flags = ["-O2", "-march=native", "-std=c++17", "-fPIC", "-shared", "-ffreestanding", "-nostdlib"]
-        flags += ["-fno-exceptions", "-fno-rtti", f"-I{ABI}", *defines]
-        subprocess.run(["g++", *flags, str(SOURCE), "-o", str(path)], check=True)
+        subprocess.run(["g++", *FLAGS, *defines, str(SOURCE), "-o", str(path)], check=True)
         made[name] = str(path)
     return made
 
@@ -223,9 +234,33 @@ def test_the_flight_record_names_the_kernel_that_is_called(libraries: dict[str, 
     layer.slots.ops.open_flight(str(record))
     artifact = "f" * 64
     epoch = layer.slots.engage([layer.binding(libraries["all"], artifact)])
+    began, seen, digest, calls = struct.unpack("<qq64sq40x", record.read_bytes())
+    assert (began, seen, digest.decode(), calls) == (0, epoch - 1, artifact, 1), "the weight was packed"
     layer(torch.randn(1, layer.k))
     began, seen, digest, calls = struct.unpack("<qq64sq40x", record.read_bytes())
-    assert (began, seen, digest.decode(), calls) == (0, epoch, artifact, 1)
+    assert (began, seen, digest.decode(), calls) == (0, epoch, artifact, 2)
+
+
+@pytest.mark.parametrize("fault", ["HANGS", "CRASHES"])
+def test_a_kernel_that_never_ends_its_packing_is_seen_in_it(tmp_path: Path, fault: str) -> None:
+    artifact, library = "f" * 64, tmp_path / "faulty.so"
+    subprocess.run(["g++", *FLAGS, f"-DPACK_{fault}", str(SOURCE), "-o", str(library)], check=True)
+    packs = (
+        "import sys, torch; from polymorph.engine.dispatcher.ops import load; ops = load(); "
+        f"ops.open_flight(sys.argv[1]); ops.pack(sys.argv[2], '{artifact}', torch.zeros(16, 16))"
+    )
+    command = [sys.executable, "-c", packs, str(tmp_path / "rank-0.flight"), str(library)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as packing:
+        try:
+            until = time.monotonic() + 120
+            while not in_flight(tmp_path) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert [flight.artifact for flight in in_flight(tmp_path)] == [artifact]
+            if fault == "CRASHES":
+                assert packing.wait(60) < 0
+                assert [flight.artifact for flight in in_flight(tmp_path)] == [artifact]
+        finally:
+            packing.kill()
 
 
 def test_budgets_refuse_with_what_would_be_right(libraries: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from polymorph.engine.bindings import ANY, SlotBinding
 from polymorph.engine.loading import testing
 from polymorph.engine.loading.admission import Refused, admit_binding, admit_manifest
 from polymorph.engine.loading.counters import Counters
+from polymorph.engine.loading.disarming import disarmed
 from polymorph.engine.loading.engine import SlottedEngine
 from polymorph.engine.loading.libraries import HeldLibrary, Libraries
 from polymorph.engine.loading.rows import exercise_sizes, sample_rows
@@ -187,16 +188,17 @@ class Loader:
 
     async def _captured(self, binding: SlotBinding, folder: Path) -> list[dict[str, str]]:
         """Calls of the live traffic where there is any with such an M, else of our own requests, else of any M."""
-        await self._capture(binding, binding.min_m, binding.max_m)
-        await asyncio.sleep(_CAPTURE_S)
-        calls = await self.engine.captured(folder, weight=True)
-        for low, high in ((binding.min_m, binding.max_m), (1, 1 << 30)):
-            for size in exercise_sizes(low, high):  # decode attention is called by small steps alone
-                if calls:
-                    break
-                await self._capture(binding, low, high)
-                await self._exercise(binding, size)
-                calls = await self.engine.captured(folder, weight=True)
+        async with disarmed(self.engine):
+            await self._capture(binding, binding.min_m, binding.max_m)
+            await asyncio.sleep(_CAPTURE_S)
+            calls = await self.engine.captured(folder, weight=True)
+            for low, high in ((binding.min_m, binding.max_m), (1, 1 << 30)):
+                for size in exercise_sizes(low, high):  # decode attention is called by small steps alone
+                    if calls:
+                        break
+                    await self._capture(binding, low, high)
+                    await self._exercise(binding, size)
+                    calls = await self.engine.captured(folder, weight=True)
         if not calls:
             raise Refused(f"no call of {binding.definition} could be captured to test the kernel on")
         return calls

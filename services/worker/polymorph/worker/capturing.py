@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import logging
 import shutil
@@ -14,6 +13,7 @@ from polymorph.bus.errors import BusError
 from polymorph.config.clock import Clock
 from polymorph.engine.loading.admission import Refused
 from polymorph.engine.loading.counters import Counters
+from polymorph.engine.loading.disarming import disarmed
 from polymorph.events.requests import (
     CapturedCall,
     CaptureInputs,
@@ -94,26 +94,24 @@ class Capturing:
         async with self._change:
             engine = self._engines.engine
             before = await engine.counters()
-            ended = False
             try:
-                await engine.capture(
-                    request.definition,
-                    request.calls,
-                    request.every,
-                    request.min_m,
-                    request.max_m,
-                    max_mib=request.max_mib,
-                    ring=True,
-                )
-                await self._clock.sleep(request.seconds)
-                calls = await engine.captured(folder)
-                ended = True
+                async with disarmed(
+                    engine
+                ):  # before the folder goes: a call that was cut off may write to it still
+                    await engine.capture(
+                        request.definition,
+                        request.calls,
+                        request.every,
+                        request.min_m,
+                        request.max_m,
+                        max_mib=request.max_mib,
+                        ring=True,
+                    )
+                    await self._clock.sleep(request.seconds)
+                    calls = await engine.captured(folder)
                 counted = (await engine.counters()).since(before)
                 return await asyncio.to_thread(_read, calls), counted
             finally:
-                if not ended:  # and before the folder goes: a call that was cut off may write to it still
-                    with contextlib.suppress(Refused, BusError):
-                        await asyncio.shield(asyncio.ensure_future(engine.capture_stop()))
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 

@@ -17,10 +17,11 @@ namespace {
 
 bool packs(const std::string &path) { return library(path).pack != nullptr; }
 
-at::Tensor pack(const std::string &path, const at::Tensor &weight) {
+at::Tensor pack(const std::string &path, const std::string &artifact, const at::Tensor &weight) {
   const Library &code = library(path);
   TORCH_CHECK_VALUE(code.pack != nullptr, path, " packs no weight");
   const pm_tensor view = view_of(weight);
+  const InFlight call(artifact, current().load()->epoch, now_ns());
   const int64_t bytes = code.pack_bytes(&view);
   TORCH_CHECK_VALUE(bytes > 0, "pm_pack_bytes refused a weight of ", weight.sizes(), " with ", bytes);
   at::Tensor packed = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
@@ -139,7 +140,7 @@ int64_t threads() { return context()->threads; }
 TORCH_LIBRARY(polymorph, library) {
   library.def("sites_of(str definition) -> int[]", sites_of);
   library.def("packs(str path) -> bool", packs);
-  library.def("pack(str path, Tensor weight) -> Tensor", pack);
+  library.def("pack(str path, str artifact, Tensor weight) -> Tensor", pack);
   library.def("table_begin() -> ()", table_begin);
   library.def(
       "table_set(int site, int bucket, str path, str artifact, Tensor[] packed, int least, int most) -> ()",

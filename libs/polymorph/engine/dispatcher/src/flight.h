@@ -54,4 +54,12 @@ inline void take_off(const std::string &artifact, int64_t epoch, int64_t now) {
 
 inline void land() { flight()->began.store(0, std::memory_order_release); }
 
+// A call that ends with an exception has landed too.
+struct InFlight {
+  InFlight(const std::string &artifact, int64_t epoch, int64_t now) { take_off(artifact, epoch, now); }
+  ~InFlight() { land(); }
+  InFlight(const InFlight &) = delete;
+  InFlight &operator=(const InFlight &) = delete;
+};
+
 }  // namespace polymorph
