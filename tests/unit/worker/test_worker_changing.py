@@ -200,6 +200,17 @@ async def test_a_restart_that_fails_starts_the_engine_as_it_was(monkeypatch: pyt
     assert worker.seats.alive
 
 
+async def test_a_record_of_another_release_is_no_worker_that_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(monkeypatch, room=GIB)
+    await worker.start()
+    await worker.bus.kv_put(topology.WORKERS, "newer", b'{"worker_id": "newer", "schema": 9}')
+    receipt = await worker.changing.restart(await worker.plan(block_size=32))
+    assert receipt.settings.block_size == 32
+    assert "the record of worker newer cannot be read" in caplog.text
+
+
 async def test_streams_that_take_long_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(monkeypatch, room=GIB, hold_s=0.5)
     old = await worker.start()

@@ -746,6 +746,79 @@ async def test_a_lossy_kernel_that_fails_is_taken_back_before_requests_come(hous
     assert order == ["newcomers with 0 kernels"]
 
 
+async def test_a_salt_whose_answer_was_lost_is_taken_back_too(house: House) -> None:
+    take, lost = house.engine.salt, [True]
+
+    async def unanswered(revision: str | None) -> None:
+        await take(revision)
+        if lost:
+            lost.pop()
+            raise Retryable("the engine does not answer")
+
+    house.engine.salt = unanswered  # type: ignore[method-assign]
+    await house.desire(1, await house.binding(numerics=Numerics.LOSSY))
+    await house.answer(1)
+    first, second, third = house.engine.salts
+    assert second is None
+    assert first == third
+
+
+async def test_a_lossy_kernel_whose_load_is_cut_off_is_taken_back_before_requests_come(house: House) -> None:
+    order: list[str] = []
+    serving = asyncio.Event()
+
+    async def for_ever(m: int) -> None:
+        del m
+        serving.set()
+        await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def settled() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            order.append(
+                f"newcomers with {len(house.engine.slots.engaged)} kernels, salted {house.engine.salts}"
+            )
+
+    lossy = await house.binding(numerics=Numerics.LOSSY)
+    house.changes.settled = settled  # type: ignore[method-assign]
+    house.tested.add((lossy.artifact, DEFINITION, lossy.min_m, lossy.max_m))
+    house.engine.exercise = for_ever  # type: ignore[method-assign]
+    await house.desire(1, lossy)
+    async with asyncio.timeout(60):
+        await serving.wait()
+    assert len(house.engine.slots.engaged) == 1
+    house.converging.cancel()
+    await asyncio.gather(house.converging, return_exceptions=True)
+    assert house.converging.cancelled()
+    assert order == ["newcomers with 0 kernels, salted []"]
+
+
+async def test_an_error_that_nobody_foresaw_ends_one_try_of_converging_and_of_going_back(
+    house: House,
+) -> None:
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    assert (await house.answer(1))["kernels"] == [kernel.artifact]
+    engage, failing = house.engine.engage, [1, 1]
+
+    async def fails(bindings: Any, *, keep_packed: bool = False) -> Engaged:
+        if failing and bindings:
+            failing.pop()
+            raise KeyError("nobody foresaw it")
+        return await engage(bindings, keep_packed=keep_packed)
+
+    house.engine.engage = fails  # type: ignore[method-assign]
+    await house.convergence.switch(empty=True, ttl_s=0.05)
+    await _until_engaged(house, kernel.artifact)
+    failing.append(1)
+    other = await house.binding("-DREFUSES_ABOVE=9")
+    await house.desire(2, other)
+    assert (await house.answer(2))["kernels"] == [other.artifact]
+    assert failing == []
+
+
 async def test_a_lossy_revision_is_not_switched(house: House) -> None:
     await house.desire(1, await house.binding(numerics=Numerics.LOSSY))
     await house.answer(1)

@@ -97,6 +97,9 @@ class Convergence:
             except BusError as error:
                 failures += 1
                 _log.warning("not converged yet, trying again: %s", error)
+            except Exception:  # noqa: BLE001 - what nobody foresaw ends one try, not this task
+                failures += 1
+                _log.exception("not converged yet, trying again")
 
     async def switch(self, *, empty: bool, ttl_s: float) -> int:
         """Empty slots, or those of the revision again, for a paired measurement; goes back by itself after `ttl_s`.

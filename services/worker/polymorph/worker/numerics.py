@@ -1,9 +1,10 @@
 """What a change of numerics asks of the requests that run, and of the cache that they wrote."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from polymorph.bus.errors import BusError
 from polymorph.engine.loading.admission import Refused
@@ -23,12 +24,15 @@ class Salts:
 
     def __init__(self) -> None:
         self._salts: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
+        self._unsure: WeakSet[Engine] = WeakSet()
 
     async def salt(self, engine: Engine, revision: Revision) -> None:
         salt = identity(revision)
-        if salt != self._salts.get(engine):
+        if engine in self._unsure or salt != self._salts.get(engine):
+            self._unsure.add(engine)  # a call that fails or is cut off may have been carried out
             await engine.scheduler.salt(salt)
             self._salts[engine] = salt
+            self._unsure.discard(engine)
 
 
 @contextlib.asynccontextmanager
@@ -44,6 +48,10 @@ async def settled_for(
     async with changes.settled():
         try:
             yield
-        except (Refused, BusError):
-            await take_back()
+        except BaseException:
+            # Cut off too: newcomers come when this block ends. What cannot be taken back now, convergence takes back.
+            try:
+                await asyncio.shield(asyncio.ensure_future(take_back()))
+            except (Refused, BusError) as error:
+                _log.error("%s is not taken back yet: %s", goal.revision, error)
             raise

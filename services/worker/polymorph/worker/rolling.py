@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError, Conflict, NotFound, Retryable
 from polymorph.bus.port import Bus
@@ -103,9 +105,13 @@ class Rolling:
         bus = self._needed()
         found = []
         for key in await bus.kv_keys(topology.WORKERS):
-            with contextlib.suppress(NotFound):
+            try:
                 value = (await bus.kv_get(topology.WORKERS, key)).value or b""
                 found.append(WorkerRecord.model_validate_json(value))
+            except NotFound:
+                continue
+            except ValidationError as error:  # of another release, say: it is no worker that could take over
+                _log.warning("the record of worker %s cannot be read: %s", key, error.errors()[0]["msg"])
         return [each for each in found if each.pool == self._pool]
 
     @contextlib.asynccontextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 
-from polymorph.bus.errors import BusError
 from polymorph.config.clock import Clock
 from polymorph.engine.loading.admission import Refused
 from polymorph.events.state import EMPTY
@@ -69,9 +68,9 @@ class Switching:
             await self._clock.sleep(pause_s)
             try:
                 await self.restore()
-            except BusError as error:
-                revision = self._service.revision.revision
-                _log.error("the slots are not back to %s, trying again: %s", revision, error)
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task, and the slots must come back
+                revision, kind = self._service.revision.revision, type(error).__name__
+                _log.error("the slots are not back to %s, trying again: %s: %s", revision, kind, error)
                 pause_s = AGAIN_S
             else:
                 return
