@@ -136,6 +136,9 @@ class Told:
     async def capture(self, *_: Any) -> None:
         return
 
+    async def capture_stop(self) -> None:
+        return
+
     async def captured(self, folder: Path, *, weight: bool = False) -> list[dict[str, Any]]:
         folder.mkdir(parents=True, exist_ok=True)
         return [{"path": "/nonexistent", "weight": None}]

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -119,6 +119,9 @@ class OneLayer:
             self.slots.ops.capture_start(definition, calls, every, max_mib << 20, min_m, max_m, ring)
         except ValueError as error:
             raise Refused(str(error).splitlines()[0]) from error
+
+    async def capture_stop(self) -> None:
+        self.slots.ops.capture_finish()
 
     async def captured(self, directory: Path, *, weight: bool = False) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = collect(self.slots, directory, weight=weight)["calls"]
@@ -817,6 +820,39 @@ async def test_an_error_that_nobody_foresaw_ends_one_try_of_converging_and_of_go
     await house.desire(2, other)
     assert (await house.answer(2))["kernels"] == [other.artifact]
     assert failing == []
+
+
+@pytest.mark.parametrize("changing", [False, True])
+async def test_a_new_engine_waits_for_no_self_test_and_not_long_for_a_change(
+    house: House, changing: bool
+) -> None:
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    assert (await house.answer(1))["kernels"] == [kernel.artifact]
+    testing = asyncio.Event()
+
+    async def for_ever(*_: Any, **__: Any) -> None:
+        testing.set()
+        await asyncio.Event().wait()
+
+    house.engine.capture = for_ever  # type: ignore[method-assign]
+    untested = await house.binding("-DREFUSES_ABOVE=3333")
+    await house.desire(2, untested)
+    async with asyncio.timeout(60):
+        await testing.wait()
+    house.convergence.retreat()
+    house.engine.slots.engage([])  # as a new engine is
+    if changing:
+        async with house.convergence.standing:
+            with pytest.raises(Retryable, match="another change"):
+                await house.convergence.restore(cast("Any", house.engine))
+        assert _engaged(house) == []
+        return
+    async with asyncio.timeout(30):
+        assert (
+            await house.convergence.restore(cast("Any", house.engine)) == house.convergence.revision.revision
+        )
+    assert _engaged(house) == [kernel.artifact]
 
 
 async def test_a_lossy_revision_is_not_switched(house: House) -> None:

@@ -99,6 +99,9 @@ async def test_the_range_of_a_revision_reaches_the_slot(
         def hold(self, digest: str, content: bytes) -> Any:
             return SimpleNamespace(path=WHOLE.path)
 
+        def held(self, digest: str) -> Any:
+            return self.hold(digest, b"")
+
     held: Any = Held()
     monkeypatch.setattr(loading, "_inspect", lambda content, manifest: None)
     tested = {(WHOLE.artifact, DEFINITION, 1, 8)}

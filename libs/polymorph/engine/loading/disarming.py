@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from polymorph.bus.errors import BusError
-from polymorph.engine.loading.admission import Refused
+_log = logging.getLogger(__name__)
 
 
 class Capturing(Protocol):
@@ -21,6 +21,10 @@ async def disarmed(engine: Capturing) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Refused, BusError):
+        try:
             await asyncio.shield(asyncio.ensure_future(engine.capture_stop()))
+        except Exception as error:  # noqa: BLE001 - what ended the block is told, a cancellation above all
+            _log.error(
+                "a capture that was cut off may go on in the engine: %s: %s", type(error).__name__, error
+            )
         raise

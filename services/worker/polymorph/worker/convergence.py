@@ -5,7 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from polymorph.bus.errors import BusError
+from polymorph.bus.errors import BusError, Retryable
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.engine.launch import EngineLaunch
@@ -30,6 +30,7 @@ from polymorph.worker.switching import AGAIN_S, Switching
 _log = logging.getLogger(__name__)
 _RETRY_S = (AGAIN_S, 1.0, 2.0, 5.0, 10.0)
 _LOOK_AGAIN_S = 30.0
+_STANDING_S = 2.0
 
 LoaderFor = Callable[[Bus, Engine], Loader]
 
@@ -127,10 +128,24 @@ class Convergence:
         return self.service.retreat()
 
     async def restore(self, engine: Engine) -> str:
-        """Makes a new engine run what is loaded, before requests come to it; returns the revision."""
-        async with self.change, self.standing:
+        """Makes a new engine run what is loaded, before requests come to it; returns the revision.
+
+        Does not wait for a change that still prepares: its self-tests may take minutes, it may wait for the very requests
+        that wait for this engine, and it ends with an error where it meets the engine that died.
+
+        Raises:
+            Retryable: the engine that serves is being changed right now. What is loaded is engaged after that.
+        """
+        try:
+            async with asyncio.timeout(_STANDING_S):
+                await self.standing.acquire()
+        except TimeoutError as error:
+            raise Retryable("another change of the engine is under way") from error
+        try:
             self._switching.stay()
             return await self.service.engage_on(engine)
+        finally:
+            self.standing.release()
 
     async def _wait(self, seconds: float) -> None:
         try:

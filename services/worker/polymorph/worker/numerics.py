@@ -6,8 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from weakref import WeakKeyDictionary, WeakSet
 
-from polymorph.bus.errors import BusError
-from polymorph.engine.loading.admission import Refused
 from polymorph.events.state import Reordered
 from polymorph.events.values import Revision
 from polymorph.worker.adapters.engine import Engine
@@ -52,6 +50,6 @@ async def settled_for(
             # Cut off too: newcomers come when this block ends. What cannot be taken back now, convergence takes back.
             try:
                 await asyncio.shield(asyncio.ensure_future(take_back()))
-            except (Refused, BusError) as error:
-                _log.error("%s is not taken back yet: %s", goal.revision, error)
+            except Exception as error:  # noqa: BLE001 - what ended the change is told, a cancellation above all
+                _log.error("%s is not taken back yet: %s: %s", goal.revision, type(error).__name__, error)
             raise
