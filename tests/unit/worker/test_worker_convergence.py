@@ -46,6 +46,7 @@ from polymorph.worker.convergence import Convergence
 from polymorph.worker.domain.change import Plan
 from polymorph.worker.faults import Fault, Faults
 from polymorph.worker.leasing import HostLeasing
+from polymorph.worker.service import NOTHING as NOTHING_IN_FORCE
 
 KERNEL = Path(__file__).parents[1] / "engine" / "packed_gemm.cpp"
 ABI = Path(__file__).parents[3] / "libs" / "polymorph" / "kernels" / "abi"
@@ -853,6 +854,35 @@ async def test_a_new_engine_waits_for_no_self_test_and_not_long_for_a_change(
             await house.convergence.restore(cast("Any", house.engine)) == house.convergence.revision.revision
         )
     assert _engaged(house) == [kernel.artifact]
+
+
+async def test_a_switch_that_waited_for_another_engine_runs_what_is_loaded_then(house: House) -> None:
+    await house.desire(1, await house.binding())
+    assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
+    async with house.convergence.standing:
+        switching = asyncio.create_task(house.convergence.switch(empty=False, ttl_s=30))
+        await asyncio.sleep(0.05)
+        house.convergence.service.loaded = NOTHING_IN_FORCE  # as after a death under it
+    await switching
+    assert _engaged(house) == []
+
+
+async def test_who_retreats_while_a_new_engine_is_made_ready_is_heeded(house: House) -> None:
+    kernel = await house.binding()
+    await house.desire(1, kernel)
+    assert (await house.answer(1))["kernels"] == [kernel.artifact]
+    engage = house.engine.engage
+
+    async def left_meanwhile(bindings: Any, *, keep_packed: bool = False) -> Engaged:
+        house.engine.engage = engage  # type: ignore[method-assign]
+        house.faults.leave(house.convergence.revision.revision, "engines died under it")
+        house.convergence.retreat()
+        return await engage(bindings, keep_packed=keep_packed)
+
+    house.engine.engage = left_meanwhile  # type: ignore[method-assign]
+    await house.convergence.restore(cast("Any", house.engine))
+    await _until_engaged(house)
+    assert house.convergence.revision.revision == "empty"
 
 
 async def test_a_lossy_revision_is_not_switched(house: House) -> None:

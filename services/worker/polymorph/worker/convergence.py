@@ -201,6 +201,8 @@ class Convergence:
             bindings = await loader.prepare(goal, quarantined)
             settled = settled_for(self._changes, self.revision, goal, self._reordered(), self._put_back)
             async with settled, self.standing:
+                if self._engines.engine is not loader.engine:
+                    raise Retryable("the engine that the kernels were prepared for is gone")
                 # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
                 self.service.unsure = True
                 self._switching.return_after(AGAIN_S)

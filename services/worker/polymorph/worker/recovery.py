@@ -5,11 +5,10 @@ import logging
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from polymorph.bus.errors import BusError, Fatal
+from polymorph.bus.errors import Fatal
 from polymorph.config.clock import Clock
 from polymorph.engine.flight import Flight, in_flight
 from polymorph.engine.launch import EngineLaunch
-from polymorph.engine.loading.admission import Refused
 from polymorph.worker.adapters import metrics
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.domain.deaths import UNDER_ONE, WITHIN_S, Deaths
@@ -144,10 +143,11 @@ class Recovery:
             self._give_up("engines die again and again")
         await self._clock.sleep(verdict.pause_s)
         new = await self._opened(self._last_good.retreat() or seat.launch)
+        if self._seats.current is None:
+            await self._restored(new)
         if self._seats.current is not None:  # a change of settings has seated its own meanwhile
             self._seats.retire(new)
             return
-        await self._restored(new)
         self._seats.seat(new)
 
     async def _opened(self, launch: EngineLaunch) -> Seat:
@@ -166,8 +166,8 @@ class Recovery:
         try:
             async with asyncio.timeout(_RESTORE_S):
                 seat.revision = await self._last_good.restore(seat.engine)
-        except (BusError, Refused, TimeoutError) as error:
-            _log.error("the new engine serves without kernels for now: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it was, requests wait for this engine
+            _log.error("the new engine serves without kernels for now: %s: %s", type(error).__name__, error)
 
     async def _hand_over(self) -> None:
         """Requests of all engines that were lost go on in the one that serves; where that is dead, in the next."""

@@ -61,25 +61,27 @@ class InService:
 
     async def put_back(self) -> None:
         """Engages what is loaded, whatever the slots run now; where it cannot serve again, nothing."""
+        loaded, engine = self.loaded, self._engines.engine
         try:
-            await self._changes.back_to(self.revision)
-            await self._engines.engine.engage(self.loaded.bindings)
+            await self._changes.back_to(loaded.revision)
+            await engine.engage(loaded.bindings)
         except Refused as refusal:
             # The engine's own code always runs; convergence then loads what is desired anew.
-            _log.error("%s cannot serve again, the slots are empty: %s", self.revision.revision, refusal)
-            await self._engines.engine.engage(())
-            self.loaded = NOTHING
+            _log.error("%s cannot serve again, the slots are empty: %s", loaded.revision.revision, refusal)
+            await engine.engage(())
+            self.loaded = loaded = NOTHING
             self._on_retreat()
-        await self.salts.salt(self._engines.engine, self.revision)
-        self._engines.runs(self.revision.revision)
-        self.unsure = False
+        await self.salts.salt(engine, loaded.revision)
+        self._engines.runs(loaded.revision.revision)
+        self.unsure = self.loaded is not loaded  # who retreats does not wait for this
 
     async def engage_on(self, engine: Engine) -> str:
         """Makes a new engine run what is loaded; returns the revision."""
-        await engine.engage(self.loaded.bindings)
-        await self.salts.salt(engine, self.revision)
-        self.unsure = False
-        return self.revision.revision
+        loaded = self.loaded
+        await engine.engage(loaded.bindings)
+        await self.salts.salt(engine, loaded.revision)
+        self.unsure = self.loaded is not loaded
+        return loaded.revision.revision
 
     def at_work(self, generation: int, artifact: str | None) -> AtWork:
         """What an engine that is dead now was doing, where `artifact` was being called."""

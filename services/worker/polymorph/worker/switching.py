@@ -37,15 +37,15 @@ class Switching:
                 "a lossy revision is not switched for a measurement: requests would meet two numerics"
             )
         async with self._change:
-            loaded = self._service.loaded
-            self.return_after(ttl_s if empty else AGAIN_S)
-            async with self._standing:
-                await self._engines.engine.engage(() if empty else loaded.bindings, keep_packed=True)
-            self._engines.runs(EMPTY.revision if empty else loaded.revision.revision)
-            self._service.unsure = False
-            if not empty:
-                self.stay()
-            counters = await self._engines.engine.counters()
+            async with self._standing:  # only now: a new engine may have come, with a revision of before
+                loaded, engine = self._service.loaded, self._engines.engine
+                self.return_after(ttl_s if empty else AGAIN_S)
+                await engine.engage(() if empty else loaded.bindings, keep_packed=True)
+                self._engines.runs(EMPTY.revision if empty else loaded.revision.revision)
+                self._service.unsure = self._service.loaded is not loaded
+                if not empty:
+                    self.stay()
+            counters = await engine.counters()
         return sum(counters.served.get(each, 0) for each in {b.artifact for b in loaded.bindings})
 
     def return_after(self, seconds: float) -> None:
