@@ -21,10 +21,7 @@ def collect(slots: Slots, directory: Path, *, weight: bool = False) -> dict[str,
     held = slots.ops.capture_finish()
     try:
         return {"ok": True, "reason": "", "calls": _written(slots, directory, *held, weight=weight)}
-    except (
-        OSError,
-        SafetensorError,
-    ) as error:  # of a write that failed safetensors tells by a class of its own
+    except (OSError, SafetensorError) as error:  # safetensors has a class of its own for a failed write
         return {"ok": False, "reason": f"captured inputs cannot be written to {directory}: {error}"}
 
 

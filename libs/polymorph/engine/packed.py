@@ -34,13 +34,14 @@ class PackedWeights:
         Raises:
             BindingRefused: the budget is less than the table in force and this one take.
         """
-        old = [each for each in self._held if each not in self._in_force and each not in needed]
         while self.bytes + _bytes(tensor) > self.budget_bytes:
-            if not old:
+            old = (each for each in self._held if each not in self._in_force and each not in needed)
+            oldest = next(old, None)
+            if oldest is None:
                 raise BindingRefused(
                     f"packed weights would take more than the budget of {self.budget_bytes >> 20} MiB"
                 )
-            self._drop(old.pop(0))
+            self._drop(oldest)
         self._held[key] = tensor
         self.bytes += _bytes(tensor)
         self._fresh.add(key)

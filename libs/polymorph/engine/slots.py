@@ -175,9 +175,8 @@ class Slots:
             needed = self._used(bindings)
             while missing:
                 self._pack(*missing.pop(), needed)
-                if (
-                    time.monotonic() >= until
-                ):  # one at least: of large models what stands above takes the time there is
+                # One at least: of large models what stands above takes the time there is.
+                if time.monotonic() >= until:
                     break
         return len(missing)
 

@@ -95,9 +95,8 @@ class Capturing:
             engine = self._engines.engine
             before = await engine.counters()
             try:
-                async with disarmed(
-                    engine
-                ):  # before the folder goes: a call that was cut off may write to it still
+                # Before the folder goes: a call that was cut off may write to it still.
+                async with disarmed(engine):
                     await engine.capture(
                         request.definition,
                         request.calls,
