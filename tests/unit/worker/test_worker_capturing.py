@@ -87,9 +87,9 @@ async def test_what_derives_from_users_text_never_lies_among_the_artifacts(tmp_p
 
 async def test_large_inputs_come_in_parts(tmp_path: Path) -> None:
     house = House(tmp_path)
-    house.engine.rows = 3 * PART_BYTES // (4 * K)
+    house.rows = 3 * PART_BYTES // (4 * K)
     _, workload = await house.ask(calls=2, seconds=0.3)
-    assert workload.axes["M"] == house.engine.rows
+    assert workload.axes["M"] == house.rows
 
 
 async def test_capture_is_off_unless_it_is_allowed(tmp_path: Path) -> None:

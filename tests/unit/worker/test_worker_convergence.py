@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import json
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 import torch
+from tests.doubles.one_layer import OneLayer, Seated
 
 from polymorph.bus import topology
 from polymorph.bus.errors import Poison, Retryable
@@ -21,17 +21,12 @@ from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
 from polymorph.bus.server_config import MAX_PAYLOAD_BYTES
 from polymorph.config.clock import SystemClock
-from polymorph.engine.bindings import BindingRefused, SlotBinding
-from polymorph.engine.capture import collect
-from polymorph.engine.dispatcher.ops import load
+from polymorph.engine.bindings import SlotBinding
 from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.engine.loading.counters import Counters
 from polymorph.engine.loading.engine import Engaged
 from polymorph.engine.loading.libraries import Libraries
 from polymorph.engine.loading.loader import Loader
-from polymorph.engine.packed import PackedWeights
-from polymorph.engine.slots import Slots
-from polymorph.engine.weights import WeightStore
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, PromoterSignature, Reordered
 from polymorph.events.types import WorkerRefused
@@ -66,94 +61,6 @@ def _built(source: str, *defines: str) -> bytes:
         compiler = ["g++", *flags, "-x", "c++", "-", "-o", target.name]
         subprocess.run(compiler, check=True, input=source.encode(), cwd=KERNEL.parent)
         return Path(target.name).read_bytes()
-
-
-class OneLayer:
-    """An engine of one linear layer: the slots are real, requests are calls of the layer."""
-
-    alive = True
-
-    def __init__(self) -> None:
-        weight = torch.randn(N, K).bfloat16().float()
-        self.slots = Slots(ops=load(), weights=WeightStore(1 << 30), packed=PackedWeights(1 << 30))
-        self.layer = self.slots.add_linear(weight, 2, weight, held_by_model=False)
-        self.pauses = 0
-        self.paused = False
-        self.scheduler = self
-        self.salts: list[str | None] = []
-
-    async def salt(self, revision: str | None) -> None:
-        self.salts.append(revision)
-
-    features = ()
-    known = ()
-
-    async def definitions(self) -> tuple[str, ...]:
-        return tuple(self.slots.definitions())
-
-    def counted(self) -> Counters:
-        return Counters.of(json.loads(self.slots.ops.read_counters(False)) | {"steps": {}})
-
-    async def counters(self) -> Counters:
-        return self.counted()
-
-    async def engage(self, bindings: Any, *, keep_packed: bool = False) -> Engaged:
-        counted = self.counted()
-        try:
-            self.slots.engage([vars(binding) for binding in bindings], keep_packed=keep_packed)
-        except BindingRefused as error:
-            raise Refused(str(error)) from error
-        return Engaged(0.001, counted)
-
-    async def capture(
-        self,
-        definition: str,
-        calls: int,
-        every: int,
-        min_m: int,
-        max_m: int,
-        *,
-        max_mib: int = 64,
-        ring: bool = False,
-    ) -> None:
-        try:
-            self.slots.ops.capture_start(definition, calls, every, max_mib << 20, min_m, max_m, ring)
-        except ValueError as error:
-            raise Refused(str(error).splitlines()[0]) from error
-
-    async def capture_stop(self) -> None:
-        self.slots.ops.capture_finish()
-
-    async def captured(self, directory: Path, *, weight: bool = False) -> list[dict[str, Any]]:
-        calls: list[dict[str, Any]] = collect(self.slots, directory, weight=weight)["calls"]
-        return calls
-
-    async def exercise(self, m: int) -> None:
-        self.slots.ops.linear(torch.randn(m, K), None, self.layer, N)
-
-    async def pause(self) -> None:
-        self.pauses += 1
-        self.paused = True
-
-    async def resume(self) -> None:
-        self.paused = False
-
-
-class Seated:
-    """One engine that always has the seat."""
-
-    alive = True
-
-    revision = "empty"
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-
-    def runs(self, revision: str) -> None:
-        self.revision = revision
-
-    def launch_of(self, revision: str) -> None:
-        """Launched by nobody."""
 
 
 class AsAlways:
@@ -195,7 +102,7 @@ class House:
         self.trust = Trust()
         self.trust.add(self.promoter.public, Role.PROMOTER)
         self.trust.add(self.evaluator.public, Role.EVALUATOR)
-        self.engine = OneLayer()
+        self.engine = OneLayer(N, K)
         self.changes = AsAlways()
         self.faults = Faults(folder / "faults.json", "p", "w", SystemClock())
         self.convergence = Convergence(
