@@ -69,29 +69,47 @@ def test_prompts_are_of_their_domains_tokens_and_share_no_beginning() -> None:
 
 
 class Lane:
-    """An engine that writes files; `ms` are the numbers of rows of the calls that it has."""
+    """An engine that writes files; `ms` are the numbers of rows of the calls that it has, `refused` what it does not do."""
 
-    def __init__(self, ms: tuple[int, ...], *, warm: bool = True) -> None:
-        self.ms, self.warm = ms, warm
+    def __init__(self, ms: tuple[int, ...], *, warm: bool = True, refused: tuple[str, ...] = ()) -> None:
+        self.ms, self.warm, self.refused = ms, warm, refused
         self.captures: list[dict[str, Any]] = []
         self.prompts: list[list[list[int]]] = []
+        self.armed = False
+        self.running = False
         self.launch = type("Launch", (), {"max_num_seqs": 32, "max_model_len": 256})()
 
     def start(self) -> None:
         self.warm = True
 
+    def stop(self) -> None:
+        self.warm = self.armed = self.running = False
+
     def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+        if do in self.refused:
+            raise RuntimeError(f"no {do}")
         if do == "tokenize":
             return {"tokens": [list(range(40)) for _ in fields["texts"]]}
         if do == "add":
             self.prompts.append(fields["prompts"])
+            self.running = True
+        if do == "finish":
+            if fields["run"] and "run" in self.refused:
+                raise RuntimeError("no step")
+            self.running = False
         return {}
 
     def rpc(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if method in self.refused:
+            raise RuntimeError(f"no {method}")
         if method == "slots_capture":
             if arguments[0] != DEFINITION:
                 return {"ok": False, "reason": f"no slot has the definition {arguments[0]}"}
             self.captures.append(named)
+            self.armed = True
+            return {"ok": True}
+        self.armed = False
+        if method == "slots_capture_stop":
             return {"ok": True}
         folder, wanted = Path(arguments[0]), self.captures[-1]
         folder.mkdir()
@@ -158,3 +176,20 @@ def test_an_engine_that_gives_none_holds_up_nothing(
     monkeypatch.setattr(lane, "ask", gone)
     assert OwnEngineInputs(lane).of(job(), wait=True).calls == ()
     assert OwnEngineInputs(Lane((4,))).of(job("gemm_n9_k9_f32"), wait=True).calls == ()
+
+
+@pytest.mark.parametrize("fails", ["tokenize", "add", "run", "slots_captured"])
+def test_where_a_request_fails_no_capture_stays_armed_and_no_request_stays(fails: str) -> None:
+    lane = Lane((4,), refused=(fails,))
+    assert OwnEngineInputs(lane).of(job(), wait=True).calls == ()
+    assert lane.captures
+    assert (lane.armed, lane.running, lane.warm) == (False, False, True)
+    lane.refused = ()
+    assert OwnEngineInputs(lane).of(job(), wait=True).calls
+
+
+@pytest.mark.parametrize("fails", ["finish", "slots_capture_stop"])
+def test_an_engine_that_does_not_take_a_capture_back_is_ended(fails: str) -> None:
+    lane = Lane((4,), refused=("add", fails))
+    assert OwnEngineInputs(lane).of(job(), wait=True).calls == ()
+    assert (lane.armed, lane.warm) == (False, False)

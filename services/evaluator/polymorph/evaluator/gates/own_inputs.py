@@ -1,8 +1,10 @@
 """Inputs of an operation out of the evaluator's own engine, on bundled texts that look like the traffic."""
 
+import contextlib
 import logging
 import secrets
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from polymorph.evaluator.adapters.captures import read
@@ -17,6 +19,7 @@ _log = logging.getLogger(__name__)
 _KEPT = 8
 _MOST_MIB = 16
 _ANY_M = 1 << 30
+_FAILURES = (EngineGone, RuntimeError, OSError, ValueError)
 Key = tuple[str, str, int, int]
 
 
@@ -36,7 +39,7 @@ class OwnEngineInputs:
             try:
                 self._lane.start()
                 made = self._made(job)
-            except (EngineGone, RuntimeError, OSError, ValueError) as error:
+            except _FAILURES as error:
                 _log.warning("nothing was captured for %s: %s", order.definition, error)
                 return OwnInputs()
             self._seen = dict([*self._seen.items(), (key, made)][-_KEPT:])
@@ -60,26 +63,46 @@ class OwnEngineInputs:
 
     def _captured(self, order: EvaluateCandidate, like: Likeness, max_m: int) -> tuple[bytes, ...]:
         every = max(1, like.output_tokens // (TRIED + 1))
-        answer = self._lane.rpc(
-            "slots_capture",
-            order.definition,
-            TRIED,
-            every=every,
-            max_mib=_MOST_MIB,
-            min_m=order.min_m,
-            max_m=max_m,
-        )
-        if not answer["ok"]:
-            raise ValueError(answer["reason"])
-        name = f"i{secrets.token_hex(4)}-"
-        prompts = written(like, self._tokenized())
-        self._lane.ask("add", prompts=prompts, max_tokens=like.output_tokens, prefix=name)
-        self._lane.ask("finish", run=True)
-        with tempfile.TemporaryDirectory() as temporary:
+        with self._disarmed(), tempfile.TemporaryDirectory() as temporary:
+            answer = self._lane.rpc(
+                "slots_capture",
+                order.definition,
+                TRIED,
+                every=every,
+                max_mib=_MOST_MIB,
+                min_m=order.min_m,
+                max_m=max_m,
+            )
+            if not answer["ok"]:
+                raise ValueError(answer["reason"])
+            name = f"i{secrets.token_hex(4)}-"
+            prompts = written(like, self._tokenized())
+            self._lane.ask("add", prompts=prompts, max_tokens=like.output_tokens, prefix=name)
+            self._lane.ask("finish", run=True)
             found = self._lane.rpc("slots_captured", str(Path(temporary) / "captured"))
             if not found["ok"]:
                 raise ValueError(found["reason"])
             return tuple(Path(call["path"]).read_bytes() for call in found["calls"])
+
+    @contextlib.contextmanager
+    def _disarmed(self) -> Iterator[None]:
+        """Inside, a capture is armed and collected; where that fails, neither it nor its requests stay in the engine."""
+        try:
+            yield
+        except BaseException:
+            self._clear()
+            raise
+
+    def _clear(self) -> None:
+        """An engine that is gone has nothing armed; one that does not answer is ended."""
+        if not self._lane.warm:
+            return
+        try:
+            self._lane.rpc("slots_capture_stop")
+            self._lane.ask("finish", run=False)
+        except _FAILURES as error:
+            _log.warning("the engine is started anew: %s", error)
+            self._lane.stop()
 
     def _tokenized(self) -> dict[str, list[int]]:
         """Each domain's texts, one after the other, as tokens."""
