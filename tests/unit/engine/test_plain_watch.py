@@ -45,9 +45,13 @@ class Notes:
         self.fault: Exception | None = None
         self.epoch = 0
         self.quarantined: set[str] = set()
+        self.prepared = 0
 
     async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
         self.quarantined = quarantined
+        self.prepared += 1
+        if quarantined:
+            raise Refused(f"{min(quarantined)[:12]} is in quarantine")
         if self.fault is not None:
             raise self.fault
         return tuple(
@@ -228,6 +232,34 @@ async def test_an_engine_that_ended_in_a_kernel_does_not_load_it_again(house: Ho
     house.desire(1, artifact, named=True)
     await house.step()
     assert house.notes.quarantined == {artifact}
+
+
+async def test_a_kernel_whose_quarantine_is_lifted_is_tried_with_the_next_look(house: House) -> None:
+    for name in ("a", "b"):
+        house.folder.quarantine(digest(name), "the engine ended")
+    house.desire(1, "a", "b")
+    first, second = sorted(digest(name) for name in ("a", "b"))
+    for _ in range(3):
+        assert await house.step() == ("refused", "empty", f"{first[:12]} is in quarantine")
+    assert house.notes.prepared == 1
+    (house.folder.quarantine_path / first).unlink()
+    for _ in range(3):
+        assert await house.step() == ("refused", "empty", f"{second[:12]} is in quarantine")
+    assert house.notes.prepared == 2
+    (house.folder.quarantine_path / second).unlink()
+    assert await house.step() == ("converged", "a-b", "")
+    assert house.notes.prepared == 3
+
+
+async def test_a_lifted_kernel_is_tried_though_the_engine_is_silent_first(house: House) -> None:
+    house.folder.quarantine(digest("a"), "the engine ended")
+    house.desire(1, "a")
+    await house.step()
+    (house.folder.quarantine_path / digest("a")).unlink()
+    house.notes.fault = Retryable("the engine does not answer")
+    assert await house.step() == ("waiting", "empty", "the engine does not answer")
+    house.notes.fault = None
+    assert await house.step() == ("converged", "a", "")
 
 
 @pytest.mark.parametrize("died", [True, False])

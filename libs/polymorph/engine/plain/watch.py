@@ -42,6 +42,7 @@ class Watch:
         self._seen: Stamp | None = None
         self._desired: DesiredState | None = None
         self._refused: dict[tuple[int, str], str] = {}
+        self._quarantined: set[str] = set()  # of the revision that was tried last
         self._refusals: deque[Refusal] = deque(maxlen=_KEPT_REFUSALS)
         self._misheard = ""
         self._bindings: tuple[SlotBinding, ...] = ()
@@ -115,6 +116,8 @@ class Watch:
         if desired is None or goal.revision == self.revision.revision:
             return self._misheard
         key = (desired.generation, goal.revision)
+        if self._folder.quarantined(self._quarantined) != self._quarantined:
+            self._refused.pop(key, None)
         if key not in self._refused:
             try:
                 await self._load(goal)
@@ -127,11 +130,12 @@ class Watch:
         return self._refused.get(key) or self._misheard
 
     async def _load(self, goal: Revision) -> None:
+        self._quarantined = set()
         check_named(goal)
         _check_kind(goal)
         await self._say("loading", f"{goal.revision} is checked and tested")
-        quarantined = self._folder.quarantined({kernel.artifact for kernel in goal.kernels})
-        bindings = await self._loader.prepare(goal, quarantined)
+        self._quarantined = self._folder.quarantined({kernel.artifact for kernel in goal.kernels})
+        bindings = await self._loader.prepare(goal, self._quarantined)
         self._unsure = True
         await self._loader.engage(goal, bindings)
         self._runs(goal, bindings)
