@@ -37,6 +37,9 @@ class Scheduler:
         self.step = 1
         self.deaf = False
 
+    async def known(self) -> InForce:
+        return await self.read()
+
     async def read(self) -> InForce:
         envelope = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
         return InForce(dict(self.settings), envelope, {}, self.config, self.step, 0.001)

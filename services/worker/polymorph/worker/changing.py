@@ -106,7 +106,7 @@ class Changing:
         """Sets what changes between two steps, and reads it back after a step; nothing where nothing changes."""
         engine = self._seats.engine
         if not plan.live:
-            return await self._told(engine, plan, 0.0)
+            return await self._told(engine.scheduler.known, plan, 0.0)
         stood_s = 0.0
         scheduled = {name: value for name, value in plan.live.items() if name != _DRAFT}
         if scheduled:
@@ -137,7 +137,7 @@ class Changing:
         except EngineNotStarted as error:
             raise Refused(f"{error}; the engine before it serves on") from error
         try:
-            receipt = await self._told(seat.engine, plan, 0.0)
+            receipt = await self._told(seat.engine.scheduler.read, plan, 0.0)
             await engage_on(seat.engine)
             seat.revision = revision
         except BaseException:
@@ -162,12 +162,12 @@ class Changing:
             except EngineNotStarted as error:
                 await self._seats.replace(None, old.launch if old is not None else self._base)
                 raise Refused(f"{error}; the engine runs as before") from error
-        return await self._told(seat.engine, plan, turn.stood_s)
+        return await self._told(seat.engine.scheduler.read, plan, turn.stood_s)
 
     async def _running(self, seat: Seat) -> Running:
         settings = settings_of(seat.launch)
         try:
-            force = await seat.engine.scheduler.read()
+            force = await seat.engine.scheduler.known()
         except Refused as refusal:
             _log.warning("settings cannot be changed live: %s", refusal)
             return Running(settings, seat.launch.slots)
@@ -188,10 +188,10 @@ class Changing:
         freed = sum(memory.held_by(other.engine.processes) for other in leaving if other.engine.alive)
         return Room(needed, memory.available() + freed)
 
-    async def _told(self, engine: Engine, plan: Plan, stood_s: float) -> Receipt:
+    async def _told(self, ask: Callable[[], Awaitable[InForce]], plan: Plan, stood_s: float) -> Receipt:
         """What the engine itself says that it runs, which must be what was planned."""
         try:
-            force = await engine.scheduler.read()
+            force = await ask()
         except Refused:  # started without our calls: what it was started with is all that can be told
             return Receipt(EngineSettings(**plan.settings), plan.way, stood_s)
         wanted = {

@@ -46,14 +46,27 @@ class Scheduler:
         self._dead = dead
         self.seqs: int | None = None
         """Sequences that run at the same time, as read last."""
+        self._known: InForce | None = None
 
     async def read(self) -> InForce:
         """Raises `Refused` where this engine was started without our calls."""
         return self._noted(await self._call(SETTINGS_CALL))
 
+    async def known(self) -> InForce:
+        """As read last, or read now: nobody but `set` changes settings, and each call costs the step that it meets.
+
+        Raises:
+            Refused: as `read`.
+        """
+        return self._known or await self.read()
+
     async def set(self, changes: Mapping[str, Any]) -> InForce:
         """Sets all of `changes` or, raising `Refused`, none."""
-        return self._noted(await self._checked(SET_CALL, dict(changes)))
+        try:
+            return self._noted(await self._checked(SET_CALL, dict(changes)))
+        except BaseException:
+            self._known = None  # without an answer, it may have set them or not
+            raise
 
     async def salt(self, revision: str | None) -> None:
         """From now on no request reads prefix cache that was written under another revision."""
@@ -61,7 +74,7 @@ class Scheduler:
         self._llm.numerics = revision
 
     def _noted(self, document: Mapping[str, Any]) -> InForce:
-        force = InForce.of(document)
+        self._known = force = InForce.of(document)
         self.seqs = force.settings.get("max_num_seqs")
         return force
 
