@@ -45,7 +45,7 @@ def still_costs(still: Still, options: argparse.Namespace) -> dict[str, float]:
     say("two engines to compare, with the product's own slots and without, are warm")
     call = still.call_us(60 if QUICK else 300)
     say(f"a slot adds {call['slot_us']:.2f} us to {call['bare_us']:.2f} us of the bare operator")
-    empty = still.empty_slots(options.rounds, 64, say)
+    empty = still.empty_slots(options.rounds, 32, say)
     profiled = still.profiled(6 if QUICK else 24, 64, say)
     return {"slot_call_us": call["slot_us"], **empty, **profiled}
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--calm-s", type=float, default=4.0 if QUICK else 20.0, help="streams before any swap"
     )
-    parser.add_argument("--rounds", type=int, default=8 if QUICK else 64, help="pairs of engines")
+    parser.add_argument("--rounds", type=int, default=40 if QUICK else 600, help="pairs of engines")
     options = parser.parse_args()
     options.model = options.model.resolve()
     with tempfile.TemporaryDirectory(prefix="polymorph-hotload-") as folder:

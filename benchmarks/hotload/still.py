@@ -11,14 +11,14 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from benchmarks.hotload import arm
 
 from polymorph.engine.installation import PROFILE_VARIABLE
 from polymorph.engine.launch import DEFAULT_SLOTS, EngineLaunch
-from polymorph.stats.blocks import paired_ratio
+from polymorph.stats.blocks import median_ratio
 
 CHATS = 8
+_SAID_EVERY = 10
 PROFILE_EVERY_S = 10.0
 """How far apart profiled steps are in production."""
 
@@ -95,14 +95,16 @@ class Still:
         return self._start(arm.call, rounds).answer()
 
     def empty_slots(self, rounds: int, tokens: int, say: Say) -> dict[str, float]:
-        """Tokens a second with the product's own slots, empty, against none; with its 95 % interval."""
+        """Tokens a second with the product's own slots, empty, against none: the median of pairs, with its 95 % interval."""
         plain: list[float] = []
         slotted: list[float] = []
         for number in range(rounds):
             for engine in (self._plain, self._slotted) if number % 2 else (self._slotted, self._plain):
                 (plain if engine is self._plain else slotted).append(engine.seconds(tokens))
-            say(f"empty slots, pair {number + 1} of {rounds}: {plain[-1] / slotted[-1]:.3f}")
-        ratio = paired_ratio(slotted, plain, np.random.default_rng(0))
+            if (number + 1) % _SAID_EVERY == 0:
+                so_far = median_ratio(slotted, plain)
+                say(f"empty slots, {number + 1} of {rounds} pairs: {so_far.point:.3f}")
+        ratio = median_ratio(slotted, plain)
         return {"empty_slot_ratio": ratio.point, "empty_slot_low": ratio.low, "empty_slot_high": ratio.high}
 
     def profiled(self, rounds: int, tokens: int, say: Say) -> dict[str, float]:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from polymorph.stats.agreement import Agreement, agreement, no_worse
-from polymorph.stats.blocks import paired_ratio
+from polymorph.stats.blocks import median_ratio, paired_ratio
 
 
 def _block_pairs(rng: np.random.Generator, truth: float, blocks: int) -> tuple[list[float], list[float]]:
@@ -32,6 +32,32 @@ def test_pairing_takes_out_what_blocks_share() -> None:
 def test_blocks_that_cannot_be_paired_are_refused(a: list[float], b: list[float]) -> None:
     with pytest.raises(ValueError, match="blocks"):
         paired_ratio(a, b, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="blocks"):
+        median_ratio(a, b)
+
+
+def test_the_median_of_pairs_stands_where_some_blocks_take_twice_as_long() -> None:
+    rng = np.random.default_rng(5)
+    covered, widths = 0, []
+    for _ in range(400):
+        a, b = (np.asarray(each) for each in _block_pairs(rng, 1.05, 100))
+        slow = 1 + (rng.random((2, 100)) < 0.1) * rng.exponential(1.5, (2, 100))
+        ratio = median_ratio((a * slow[0]).tolist(), (b * slow[1]).tolist())
+        covered += ratio.low <= 1.05 <= ratio.high
+        widths.append(ratio.high - ratio.low)
+    assert 0.93 < covered / 400 <= 0.99
+    assert np.median(widths) < 0.02
+
+
+def test_the_median_of_few_pairs_is_given_with_their_range() -> None:
+    ratio = median_ratio([1.0, 1.0, 1.0], [3.0, 1.0, 2.0])
+    assert [ratio.low, ratio.point, ratio.high] == pytest.approx([1.0, 2.0, 3.0])
+    six = median_ratio([1.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert [six.low, six.high] == pytest.approx([1.0, 6.0]), "both are outside in 2 of 64"
+    nine = median_ratio([1.0] * 9, [float(each) for each in range(1, 10)])
+    assert [nine.low, nine.high] == pytest.approx([2.0, 8.0]), "as in textbooks"
+    many = median_ratio([1.0] * 2000, [float(each) for each in range(1, 2001)])
+    assert [many.low, many.high] == pytest.approx([956.0, 1045.0])
 
 
 def test_agreement_counts_equal_outputs_and_where_others_part() -> None:
