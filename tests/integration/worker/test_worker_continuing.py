@@ -17,6 +17,7 @@ from vllm.v1.engine import core_client
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from polymorph.engine.resume import DRAWS
+from polymorph.worker.adapters import continuing
 from polymorph.worker.adapters.continuing import CannotContinue, ContinuingLLM
 
 MODEL = Path(__file__).parents[3] / "models" / "tiny-dense"
@@ -237,6 +238,27 @@ async def test_newcomers_at_a_dead_front_are_passed_on(config: Any) -> None:
         second = await answer(front, sampled(KINDS[1]), "later")
         assert second == await first
         assert len(made.cores[1].added) == 2
+
+
+async def test_a_request_that_fails_as_nobody_foresaw_ends_and_the_others_go_on(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = continuing.interrupted
+
+    def unforeseen(state: Any, *more: Any) -> Any:
+        if state.external_req_id == "wrong":
+            raise KeyError("nobody foresaw it")
+        return native(state, *more)
+
+    monkeypatch.setattr(continuing, "interrupted", unforeseen)
+    expected = await undisturbed(config, sampled(KINDS[1]))
+    async with fleet(config) as made, asyncio.timeout(20):
+        front = made.open(4)
+        wrong = asyncio.create_task(answer(front, sampled(KINDS[1]), "wrong"))
+        right = asyncio.create_task(answer(front, sampled(KINDS[1]), "right"))
+        with pytest.raises(CannotContinue, match="nobody foresaw it"):
+            await wrong
+        assert await right == expected
 
 
 async def test_without_a_successor_the_error_is_told(config: Any) -> None:

@@ -375,6 +375,18 @@ async def test_an_artifact_that_is_not_there_yet_is_tried_again(house: House) ->
     assert (await house.answer(1))["type"] == "polymorph.evt.worker.loaded.v1"
 
 
+async def test_a_kernel_whose_quarantine_is_lifted_is_tried_without_a_new_generation(house: House) -> None:
+    watching = asyncio.create_task(house.faults.watch(house.bus))
+    kernel = await house.binding()
+    await house.bus.kv_put(topology.QUARANTINE, kernel.artifact, b"{}")
+    await house.desire(1, kernel)
+    assert "quarantine" in (await _told(house, "refused", 1))["reason"]
+    await house.bus.kv_delete(topology.QUARANTINE, kernel.artifact)
+    assert (await _told(house, "loaded", 1))["kernels"] == [kernel.artifact]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
 class Beside(AsAlways):
     """Another engine for each revision but the one that it was made for last."""
 

@@ -183,17 +183,136 @@ def test_a_quarantine_with_an_end_ends(tmp_path: Path) -> None:
     assert made.banned([A])
 
 
-async def test_the_bus_is_asked_of_kernels_that_do_not_run_yet(tmp_path: Path, bus: InMemoryBus) -> None:
-    def revision(*artifacts: str) -> Revision:
-        kernels = tuple(
-            KernelBinding(
-                definition="gemm_n8_k8_f32", min_m=1, max_m=8, manifest="c" * 64, artifact=artifact,
-                numerics=Numerics.BITWISE,
-            )
-            for artifact in artifacts
-        )  # fmt: skip
-        return Revision(revision="-".join(artifacts)[:60], kernels=kernels)
+def revision(*artifacts: str) -> Revision:
+    kernels = tuple(
+        KernelBinding(
+            definition="gemm_n8_k8_f32", min_m=1, max_m=8, manifest="c" * 64, artifact=artifact,
+            numerics=Numerics.BITWISE,
+        )
+        for artifact in artifacts
+    )  # fmt: skip
+    return Revision(revision="-".join(artifacts)[:60] or "empty", kernels=kernels)
 
+
+async def _down_while_lifted(folder: Path, bus: InMemoryBus) -> Faults:
+    """Of a worker that told its fault, saw the quarantine, and was down when that was lifted."""
+    before = faults(folder)
+    before.add(fault())
+    await run_until(before.tell(bus), lambda: before._kept.faults[0].told)
+    await bus.kv_put(topology.QUARANTINE, A, b"{}")
+    await run_until(before.watch(bus), lambda: faults(folder)._kept.faults[0].held)
+    await bus.kv_delete(topology.QUARANTINE, A)
+    return faults(folder)
+
+
+async def test_one_that_was_lifted_while_the_worker_was_down_is_lifted_here_too(
+    tmp_path: Path, bus: InMemoryBus
+) -> None:
+    made = await _down_while_lifted(tmp_path, bus)
+    news: list[frozenset[str]] = []
+    made.on_news = lambda: news.append(made.artifacts)
+    assert made.banned([A])  # until there is a bus
+    await run_until(made.reconcile(bus), lambda: news)
+    assert news == [frozenset()]
+    assert faults(tmp_path).artifacts == frozenset()
+
+
+async def test_a_revision_that_is_tried_before_that_is_known_is_not_refused(
+    tmp_path: Path, bus: InMemoryBus
+) -> None:
+    made = await _down_while_lifted(tmp_path, bus)
+    assert await made.against(bus, revision(A), revision()) == set()
+    assert faults(tmp_path).artifacts == frozenset()
+
+
+async def test_one_that_was_lifted_while_the_bus_was_away_is_lifted_with_the_next(
+    tmp_path: Path, bus: InMemoryBus
+) -> None:
+    made = faults(tmp_path)
+    await bus.kv_put(topology.QUARANTINE, A, b"{}")
+    await run_until(made.watch(bus), lambda: made.banned([A]))
+    await bus.kv_delete(topology.QUARANTINE, A)
+    await made._compare(bus)
+    assert made.artifacts == frozenset()
+
+
+async def test_what_the_fleet_does_not_know_yet_stays(tmp_path: Path, bus: InMemoryBus) -> None:
+    made = faults(tmp_path)
+    made.add(fault(A))
+    made.add(fault(B, told=True))  # which the compiler has not come to
+    await made._compare(bus)
+    assert await made.against(bus, revision(A, B), revision()) == {A, B}
+    assert faults(tmp_path).artifacts == {A, B}
+
+
+async def test_one_that_comes_while_the_fleet_is_asked_stays(tmp_path: Path, bus: InMemoryBus) -> None:
+    made = faults(tmp_path)
+    made.add(fault(told=True))
+    keys, get = bus.kv_keys, bus.kv_get
+
+    async def put_meanwhile() -> None:
+        before = made._heard.get(A)
+        await bus.kv_put(topology.QUARANTINE, A, b"{}")
+        await run_until(made.watch(bus), lambda: made._heard.get(A) is not before)
+
+    async def old_keys(bucket: str) -> list[str]:
+        found = await keys(bucket)
+        await put_meanwhile()
+        return found
+
+    async def old_entry(bucket: str, key: str) -> Any:
+        try:
+            return await get(bucket, key)
+        finally:
+            await put_meanwhile()
+
+    bus.kv_keys = old_keys  # type: ignore[method-assign]
+    await made._compare(bus)
+    assert made.artifacts == {A}
+    assert made._kept.faults[0].held
+    await bus.kv_delete(topology.QUARANTINE, A)
+    bus.kv_get = old_entry  # type: ignore[method-assign]
+    assert await made.against(bus, revision(A), revision()) == {A}
+
+
+async def test_a_fault_that_the_fleet_holds_ends_with_the_quarantine(
+    tmp_path: Path, bus: InMemoryBus
+) -> None:
+    made = faults(tmp_path)
+    made.add(fault(told=True))
+    over = Quarantine(artifact=A, reason="for a while", since=NOW, until=NOW + dt.timedelta(hours=1))
+    await bus.kv_put(topology.QUARANTINE, A, over.model_dump_json().encode())
+    await run_until(made.watch(bus), lambda: A in made._heard)
+    assert made.banned([A])  # it is of before: the fleet has not come to this fault
+    later = over.model_copy(update={"until": dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)})
+    await bus.kv_put(topology.QUARANTINE, A, later.model_dump_json().encode())
+    await run_until(made.watch(bus), lambda: made._kept.faults[0].held)
+    assert made.banned([A])
+    made._heard[A] = over
+    assert not made.banned([A])
+
+
+async def test_one_that_goes_wrong_keeps_no_other_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = faults(tmp_path)
+    made.add(fault(A))
+    made.add(fault(B))
+    event = made._event
+
+    def unforeseen(each: Fault) -> WorkerKernelFaulted:
+        if each.artifact == A and not away.told:
+            raise KeyError("nobody foresaw it")
+        return event(each)
+
+    away: Any = Away(fails=0)
+    monkeypatch.setattr(made, "_event", unforeseen)
+    await run_until(made.tell(away), lambda: len(away.told) == 2)
+    assert [each.artifact for each in away.told] == [B, A]
+    assert "KeyError: 'nobody foresaw it'" in caplog.text
+
+
+async def test_the_bus_is_asked_of_kernels_that_do_not_run_yet(tmp_path: Path, bus: InMemoryBus) -> None:
     for artifact in (A, B):
         held = Quarantine(artifact=artifact, reason="crash", since="2026-01-01T00:00:00Z")
         await bus.kv_put(topology.QUARANTINE, artifact, held.model_dump_json().encode())

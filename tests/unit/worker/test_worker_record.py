@@ -15,6 +15,7 @@ from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.config.clock import SystemClock
 from polymorph.events.state import WorkerRecord
+from polymorph.worker import app
 from polymorph.worker import registry as registry_module
 from polymorph.worker.app import Worker
 from polymorph.worker.registry import Registry
@@ -30,7 +31,7 @@ class House:
         settings = WorkerSettings(model=folder, worker_id="w1", pool="p", data_dir=folder / "data")
         self.worker = Worker(settings, SystemClock())
         self.bus = InMemoryBus("/polymorph/test/0", SystemClock(), MemoryWorld())
-        registry = Registry(self.worker._record)
+        registry = Registry(self.worker._record, SystemClock())
         self.worker._seats.on_change = registry.news
         self.keeping = asyncio.create_task(registry.keep(self.bus))
 
@@ -81,3 +82,18 @@ async def test_one_that_restarts_in_its_turn_holds_and_one_that_ends_does_not(ho
     async with asyncio.timeout(10):
         while (await house.told("draining")).holds:
             await asyncio.sleep(0.005)
+
+
+async def test_a_worker_drains_though_its_last_words_fail(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unforeseen() -> WorkerRecord:
+        raise KeyError("nobody foresaw it")
+
+    async def close(bus: object) -> None:
+        unforeseen()
+
+    monkeypatch.setattr(app, "HEARTBEAT_S", 0.0)
+    leasing: Any = SimpleNamespace(close=close)
+    await house.worker._drain(house.bus, Registry(unforeseen, SystemClock()), leasing)
+    assert caplog.text.count("failed as nobody had foreseen") == 2

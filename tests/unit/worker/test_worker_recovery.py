@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from polymorph.config.clock import SystemClock
 from polymorph.engine.flight import FlightRecord
 from polymorph.engine.launch import EngineLaunch
 from polymorph.worker import recovery as recovery_module
+from polymorph.worker import tries
 from polymorph.worker.faults import Faults
 from polymorph.worker.recovery import Recovery
 from polymorph.worker.seat import Seat
@@ -25,12 +27,20 @@ A = "a" * 64
 LAUNCH, OTHER = EngineLaunch(Path("m")), EngineLaunch(Path("other"))
 
 
+def fails(unforeseen: Counter[str], name: str) -> None:
+    """So many times as nobody foresaw."""
+    unforeseen[name] -= 1
+    if unforeseen[name] >= 0:
+        raise KeyError(f"nobody foresaw it in {name}")
+
+
 class Engine:
     """Dies when told to; its flight record is a real file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, unforeseen: Counter[str]) -> None:
         folder.mkdir()
         self.flight = folder
+        self.unforeseen = unforeseen
         self.alive = True
         self.killed = False
         self.heirs: list[Engine] = []
@@ -41,9 +51,11 @@ class Engine:
         self.record.begin(artifact, 1, time.monotonic_ns())
 
     async def kill(self) -> None:
+        fails(self.unforeseen, "kill")
         self.killed, self.alive = True, False
 
     async def succeed(self, heir: "Engine") -> None:
+        fails(self.unforeseen, "succeed")
         self.heirs.append(heir)
 
     def give_up(self, reason: str) -> None:
@@ -57,16 +69,19 @@ class Good:
     fails = False
     kills_first = False
 
-    def __init__(self) -> None:
+    def __init__(self, unforeseen: Counter[str]) -> None:
+        self.unforeseen = unforeseen
         self.work = AtWork(4, "r-2", "gemm", leavable=True)
         self.restored: list[Engine] = []
         self.retreats = 0
 
     def at_work(self, artifact: str | None) -> AtWork:
+        fails(self.unforeseen, "at_work")
         return self.work
 
     def retreat(self) -> EngineLaunch | None:
         self.retreats += 1
+        fails(self.unforeseen, "retreat")
         return self.launch
 
     async def restore(self, engine: Any) -> str:
@@ -79,16 +94,17 @@ class Good:
 
 
 class World:
-    """`starts` says of each start whether an engine comes of it; after its end all do."""
+    """`starts` says of each start whether an engine comes of it; after its end all do. `unforeseen` says what fails."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.engines: list[Engine] = []
         self.launches: list[EngineLaunch] = []
         self.starts: list[bool] = []
+        self.unforeseen: Counter[str] = Counter()
         self.board = Switchboard(30.0)
         self.seats = Seats(self.board, self._open, self._close, SystemClock())
-        self.good = Good()
+        self.good = Good(self.unforeseen)
         self.sent_back = 0
         self.faults = Faults(folder / "faults.json", "chat", "w1", SystemClock())
         self.recovery = Recovery(
@@ -102,13 +118,15 @@ class World:
         self.running: asyncio.Task[None] | None = None
 
     def _send_back(self) -> None:
+        fails(self.unforeseen, "send_back")
         self.sent_back += 1
 
     async def _open(self, launch: EngineLaunch) -> Seat:
         await asyncio.sleep(0)
+        fails(self.unforeseen, "open")
         if self.starts and not self.starts.pop(0):
             raise EngineNotStarted("no memory")
-        engine = Engine(self.folder / f"engine-{len(self.engines)}")
+        engine = Engine(self.folder / f"engine-{len(self.engines)}", self.unforeseen)
         self.engines.append(engine)
         self.launches.append(launch)
         return Seat(engine, None, launch, None)  # type: ignore[arg-type]
@@ -139,6 +157,7 @@ class World:
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     monkeypatch.setattr(recovery_module, "_LOOK_S", 0.01)
     monkeypatch.setattr(recovery_module, "_START_PAUSE_S", 0.01)
+    monkeypatch.setattr(tries, "_AGAIN_S", (0.01,))
     made = World(tmp_path)
     yield made
     if made.running is not None:
@@ -302,3 +321,49 @@ async def test_a_worker_that_ends_lets_nobody_wait(world: World) -> None:
     world.running.cancel()
     await asyncio.gather(world.running, return_exceptions=True)
     assert first.given_up == ["the worker ends"]
+
+
+@pytest.mark.parametrize("name", ["send_back", "kill", "at_work", "retreat", "open", "succeed"])
+async def test_an_error_that_nobody_foresaw_ends_one_look_alone(
+    world: World, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await world.begin()
+    first.calls()
+    world.unforeseen[name] = 2
+    first.alive = False
+    await world.until(lambda: first.heirs == world.engines[1:] != [])
+    assert world.serves(1)
+    assert (first.killed, world.sent_back, world.faults.artifacts) == (True, 1, {A})
+    assert len(world.faults._kept.faults) == 1
+    assert caplog.text.count(f"KeyError: 'nobody foresaw it in {name}'") == 2
+    world.engines[1].alive = False  # and the next death is seen as the first was
+    await world.until(lambda: world.serves(2))
+
+
+@pytest.mark.parametrize("name", ["send_back", "kill", "at_work"])
+async def test_what_fails_again_and_again_keeps_no_successor_from_starting(world: World, name: str) -> None:
+    first = await world.begin()
+    world.unforeseen[name] = 3
+    first.alive = False
+    await world.until(lambda: world.serves(1))
+    await world.until(lambda: first.heirs == [world.engines[1]])
+
+
+@pytest.mark.parametrize("name", ["retreat", "open"])
+async def test_where_no_successor_can_be_had_the_worker_ends_at_last(world: World, name: str) -> None:
+    first = await world.begin()
+    world.unforeseen[name] = 3
+    first.alive = False
+    with pytest.raises(Fatal, match=f"KeyError: 'nobody foresaw it in {name}'"):
+        await world.until(lambda: False)
+    assert "nobody foresaw it" in first.given_up[0]
+
+
+async def test_requests_that_can_never_be_handed_over_end_and_keep_no_others_waiting(world: World) -> None:
+    first = await world.begin()
+    world.unforeseen["succeed"] = 3
+    first.alive = False
+    await world.until(lambda: world.serves(1) and len(world.seats.living) == 1)
+    assert first.given_up == ["KeyError: 'nobody foresaw it in succeed'"]
+    world.engines[1].alive = False
+    await world.until(lambda: world.engines[1].heirs == world.engines[2:] != [])

@@ -39,6 +39,7 @@ from polymorph.worker.seats import EngineNotStarted, Seats
 from polymorph.worker.settings import WorkerSettings
 from polymorph.worker.switchboard import Switchboard
 from polymorph.worker.telling import Telling
+from polymorph.worker.tries import tried
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS_S = 5.0
@@ -69,7 +70,7 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Raises `Fatal` where the engine cannot start or dies."""
         sock = listen(self._settings.host, self._settings.port)
-        registry = Registry(self._record)
+        registry = Registry(self._record, self._clock)
         self._seats.on_change = registry.news
         plane = ControlPlane(self._settings.nats, self._settings.worker_id, self._clock, registry)
         connecting = asyncio.create_task(plane.run())
@@ -123,9 +124,9 @@ class Worker:
         self._ending = True
         self._state = "draining"
         _log.info("draining: %d requests run", self._telling.load.running)
-        await leasing.close(bus)
+        await tried("the end of leases", lambda: leasing.close(bus))
         if bus is not None:
-            await registry.put(bus)
+            await tried("the entry in the registry", lambda: registry.put(bus))
             await self._clock.sleep(HEARTBEAT_S / 2)
 
     async def _wired(self, plane: ControlPlane, registry: Registry) -> Serving:

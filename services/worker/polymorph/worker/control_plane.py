@@ -21,6 +21,7 @@ from polymorph.worker.registry import Registry
 from polymorph.worker.seat import Seat
 from polymorph.worker.seats import Seats
 from polymorph.worker.telling import FLUSH_S, REPORT_S, Telling
+from polymorph.worker.tries import again_and_again, cancelled
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 2.0
@@ -52,12 +53,14 @@ class Serving:
     async def run(self, bus: Bus, worker_id: str, clock: Clock) -> None:
         """Runs until cancelled or the bus is lost."""
         async with asyncio.TaskGroup() as tasks, self._answering(bus, worker_id):
-            tasks.create_task(self._flush(bus, clock))
-            tasks.create_task(self._report(bus, clock))
+            flush, report = "the telling of requests", "the telling of steps"
+            tasks.create_task(again_and_again(flush, lambda: self.telling.flush(bus), clock, FLUSH_S))
+            tasks.create_task(again_and_again(report, lambda: self._report(bus), clock, REPORT_S))
             if self.tuned:
                 tasks.create_task(self.leasing.watch(bus))
                 tasks.create_task(self.faults.tell(bus))
                 tasks.create_task(self.faults.watch(bus))
+                tasks.create_task(self.faults.reconcile(bus))
                 tasks.create_task(self.convergence.watch(bus))
                 tasks.create_task(self.convergence.run(bus))
             await asyncio.Event().wait()
@@ -78,15 +81,8 @@ class Serving:
                 with contextlib.suppress(BusError):
                     await end()
 
-    async def _flush(self, bus: Bus, clock: Clock) -> None:
-        while True:
-            await clock.sleep(FLUSH_S)
-            await self.telling.flush(bus)
-
-    async def _report(self, bus: Bus, clock: Clock) -> None:
-        while True:
-            await clock.sleep(REPORT_S)
-            await self.telling.report(bus, await self._counters())
+    async def _report(self, bus: Bus) -> None:
+        await self.telling.report(bus, await self._counters())
 
     async def _counters(self) -> Counters | None:
         """None where nothing was computed, and while the engine cannot tell."""
@@ -130,7 +126,7 @@ class ControlPlane:
                 try:
                     await self._with(bus)
                 except Exception:  # noqa: BLE001 - serving must outlive whatever tuning does
-                    if _cancelled():
+                    if cancelled():
                         return
                     _log.exception("the control plane failed and starts again; serving goes on")
             await self._clock.sleep(_AGAIN_S)
@@ -142,16 +138,10 @@ class ControlPlane:
                 tasks.create_task(bus.lost())
                 tasks.create_task(self._registry.keep(bus))
                 serving = await asyncio.shield(self._serving)
-                await self._registry.put(bus)
+                self._registry.news()
                 tasks.create_task(serving.run(bus, self._worker_id, self._clock))
         except* (Fatal, BusError) as errors:
             _log.error("the bus is lost, serving without it: %s", errors.exceptions[0])
         finally:
             self.bus = None
             await bus.close()
-
-
-def _cancelled() -> bool:
-    """Whether this task was asked to end; an error while it cleans up must not hide that."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -161,6 +161,8 @@ class Convergence:
             self.retreat()
         if self.service.unsure:
             await self._switching.restore()
+        if self._faults.lifted:
+            self._refused.clear()
         desired = self._hearing.desired
         goal = target(desired, self._worker_id)
         if desired is None or (desired.generation, goal.revision) in self._refused:

@@ -10,21 +10,26 @@ from pydantic import BaseModel, ValidationError
 
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError, NotFound, Poison
-from polymorph.bus.port import Bus, KeyValue
+from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.engine.loading.admission import Refused
 from polymorph.events.state import Quarantine
 from polymorph.events.types import WorkerKernelFaulted
 from polymorph.events.values import Revision
+from polymorph.worker.tries import again_and_again
 
 _log = logging.getLogger(__name__)
 _TELL_S = 0.25
 _AGAIN_S = 0.5
+_COMPARE_S = 30.0
 _MOST = 1000
 
 
 class Fault(BaseModel, frozen=True):
-    """One kernel that took an engine of this worker down."""
+    """One kernel that took an engine of this worker down.
+
+    `held` once the fleet was seen to have it in quarantine: from then on what the fleet says of it is what counts here.
+    """
 
     artifact: str
     definition: str
@@ -34,6 +39,7 @@ class Fault(BaseModel, frozen=True):
     generation: int
     at: dt.datetime
     told: bool = False
+    held: bool = False
 
 
 class _Kept(BaseModel):
@@ -42,7 +48,7 @@ class _Kept(BaseModel):
 
 
 class Faults:
-    """A kernel that is in here is not loaded. `on_news` is called when one comes in from elsewhere."""
+    """A kernel that is in here is not loaded. `on_news` is called when one comes in from elsewhere, or is lifted."""
 
     def __init__(self, path: Path, pool: str, worker_id: str, clock: Clock) -> None:
         self._path = path
@@ -51,30 +57,41 @@ class Faults:
         self._clock = clock
         self._kept = _read(path)
         self._heard: dict[str, Quarantine] = {}
+        self._kept_out: frozenset[str] = frozenset()
         self.on_news: Callable[[], None] = lambda: None
 
     @property
     def artifacts(self) -> frozenset[str]:
         """What may not run here now."""
-        now = self._clock.now()
-        heard = {artifact for artifact, each in self._heard.items() if each.until is None or now < each.until}
-        return frozenset({fault.artifact for fault in self._kept.faults} | heard)
+        heard = {artifact for artifact, each in self._heard.items() if self._in_force(each)}
+        own = {
+            fault.artifact
+            for fault in self._kept.faults
+            if not (fault.held and fault.artifact in self._heard)
+        }
+        return frozenset(own | heard)
 
     def banned(self, artifacts: Collection[str]) -> bool:
         return not self.artifacts.isdisjoint(artifacts)
 
     async def against(self, bus: Bus, revision: Revision, running: Revision) -> set[str]:
-        """What of `revision` may not run; asks the bus of what does not run yet, which knows before the watch has told."""
-        found = set(self.artifacts)
-        runs = {kernel.artifact for kernel in running.kernels}
-        for artifact in {kernel.artifact for kernel in revision.kernels} - runs:
+        """What may not run, of `revision` too: asks the bus of what does not run yet, which knows before the watch has told."""
+        asked = {kernel.artifact for kernel in revision.kernels}
+        for artifact in asked - {kernel.artifact for kernel in running.kernels}:
+            before = self._heard.get(artifact)
             try:
-                entry = await bus.kv_get(topology.QUARANTINE, artifact)
+                value = (await bus.kv_get(topology.QUARANTINE, artifact)).value
             except NotFound:
-                continue
-            if entry.value is not None and self._holds(_quarantine(artifact, entry.value, self._clock.now())):
-                found.add(artifact)
-        return found
+                value = None
+            if self._heard.get(artifact) is before:  # what was heard meanwhile is newer
+                self._learn(artifact, value)
+        self._kept_out = self.artifacts & asked
+        return set(self.artifacts)
+
+    @property
+    def lifted(self) -> bool:
+        """Whether something may run here again of the revision that was asked of last: what was refused may be right."""
+        return not self._kept_out <= self.artifacts
 
     def left(self, revision: Revision) -> str | None:
         """Why this worker has left `revision`; None where it has not."""
@@ -87,8 +104,7 @@ class Faults:
             raise Refused(reason)
 
     def add(self, fault: Fault) -> None:
-        self._kept.faults = [*self._kept.faults, fault][-_MOST:]
-        self._write()
+        self._keep([*self._kept.faults, fault][-_MOST:])
 
     def leave(self, revision: str, reason: str) -> None:
         self._kept.left = {**self._kept.left, revision: reason}
@@ -96,50 +112,81 @@ class Faults:
 
     async def tell(self, bus: Bus) -> None:
         """Runs until cancelled: tells each fault once; how it goes on is the compiler's to say."""
-        while True:
+        await again_and_again("the telling of faults", lambda: self._tell_all(bus), self._clock, _TELL_S)
+
+    async def _tell_all(self, bus: Bus) -> None:
+        errors = []
+        for fault in [each for each in self._kept.faults if not each.told]:
             try:
-                for fault in [each for each in self._kept.faults if not each.told]:
-                    await self._tell(bus, fault)
-                    self._replace(fault, fault.model_copy(update={"told": True}))
+                await self._tell(bus, fault)
             except BusError as error:
                 _log.info("a fault is not told yet: %s", error)
-            await self._clock.sleep(_TELL_S)
+            except Exception as error:  # noqa: BLE001 - raised once the others were told
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def _tell(self, bus: Bus, fault: Fault) -> None:
         try:
             await bus.publish(self._event(fault))
         except Poison as error:  # no try will do better, and the next fault is not kept waiting
             _log.error("the fault of %s cannot be told: %s", fault.artifact[:12], error)
+        told = self._as_held(fault.model_copy(update={"told": True}))
+        self._keep([told if each is fault else each for each in self._kept.faults])
 
     async def watch(self, bus: Bus) -> None:
         """Runs until cancelled: hears what is in quarantine for the whole fleet."""
-        while True:
-            try:
-                async for entry in bus.kv_watch(topology.QUARANTINE):
-                    self._hear(entry)
-            except BusError as error:
-                _log.warning("the watch on the quarantine ended and starts again: %s", error)
-            await self._clock.sleep(_AGAIN_S)
+        await again_and_again("the watch on the quarantine", lambda: self._follow(bus), self._clock, _AGAIN_S)
 
-    def _hear(self, entry: KeyValue) -> None:
-        if entry.value is None:
-            self._heard.pop(entry.key, None)
-            self._kept.faults = [f for f in self._kept.faults if f.artifact != entry.key or not f.told]
-            self._write()
+    async def _follow(self, bus: Bus) -> None:
+        async for entry in bus.kv_watch(topology.QUARANTINE):
+            self._learn(entry.key, entry.value)
+            self.on_news()
+
+    async def reconcile(self, bus: Bus) -> None:
+        """Runs until cancelled: lifts what the fleet has no more, which a watch does not tell of what was lifted before."""
+        await again_and_again(
+            "the comparison of the quarantine", lambda: self._compare(bus), self._clock, _COMPARE_S
+        )
+
+    async def _compare(self, bus: Bus) -> None:
+        before = dict(self._heard)
+        held = set(await bus.kv_keys(topology.QUARANTINE))
+        known = set(before) | {fault.artifact for fault in self._kept.faults if fault.held}
+        gone = {each for each in known - held if self._heard.get(each) is before.get(each)}
+        for artifact in gone:
+            self._learn(artifact, None)
+        if gone:
+            self.on_news()
+
+    def _learn(self, artifact: str, value: bytes | None) -> None:
+        """What the fleet says of `artifact`: with None it is in quarantine no more."""
+        faults = self._kept.faults
+        if value is None:
+            self._heard.pop(artifact, None)
+            faults = [each for each in faults if not (each.held and each.artifact == artifact)]
         else:
-            self._heard[entry.key] = _quarantine(entry.key, entry.value, self._clock.now())
-        self.on_news()
+            self._heard[artifact] = _quarantine(artifact, value, self._clock.now())
+            faults = [self._as_held(each) for each in faults]
+        self._keep(faults)
 
-    def _holds(self, entry: Quarantine) -> bool:
+    def _as_held(self, fault: Fault) -> Fault:
+        entry = self._heard.get(fault.artifact)
+        if fault.held or not fault.told or entry is None or not self._in_force(entry):
+            return fault
+        return fault.model_copy(update={"held": True})
+
+    def _in_force(self, entry: Quarantine) -> bool:
         return entry.until is None or self._clock.now() < entry.until
 
     def _event(self, fault: Fault) -> WorkerKernelFaulted:
-        fields = fault.model_dump(exclude={"told"})
+        fields = fault.model_dump(exclude={"told", "held"})
         return WorkerKernelFaulted(pool=self._pool, worker_id=self._worker_id, **fields)
 
-    def _replace(self, old: Fault, new: Fault) -> None:
-        self._kept.faults = [new if each is old else each for each in self._kept.faults]
-        self._write()
+    def _keep(self, faults: list[Fault]) -> None:
+        if faults != self._kept.faults:
+            self._kept.faults = faults
+            self._write()
 
     def _write(self) -> None:
         staged = self._path.with_suffix(".new")

@@ -2,19 +2,17 @@
 
 import asyncio
 import hashlib
-import logging
 
 from pydantic import ValidationError
 
 from polymorph.bus import topology
-from polymorph.bus.errors import BusError
 from polymorph.bus.port import Bus, KeyValue
 from polymorph.config.clock import Clock
 from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.events.state import DesiredState
 from polymorph.worker.reports import Reports
+from polymorph.worker.tries import again_and_again
 
-_log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 _NO_GENERATION, _NO_REVISION = -1, "?"
 
@@ -37,13 +35,13 @@ class Hearing:
 
     async def watch(self, bus: Bus) -> None:
         """Runs until cancelled."""
-        while True:
-            try:
-                async for entry in bus.kv_watch(topology.DESIRED, self._pool):
-                    await self._hear(bus, entry)
-            except BusError as error:
-                _log.warning("the watch on the desired state ended and starts again: %s", error)
-            await self._clock.sleep(_AGAIN_S)
+        await again_and_again(
+            "the watch on the desired state", lambda: self._follow(bus), self._clock, _AGAIN_S
+        )
+
+    async def _follow(self, bus: Bus) -> None:
+        async for entry in bus.kv_watch(topology.DESIRED, self._pool):
+            await self._hear(bus, entry)
 
     async def _hear(self, bus: Bus, entry: KeyValue) -> None:
         if entry.value is None or entry.key != self._pool:

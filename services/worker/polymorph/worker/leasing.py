@@ -13,11 +13,13 @@ from polymorph.events.types import HostLeased
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.domain.lease import HostLease
 from polymorph.worker.seats import Engines
+from polymorph.worker.tries import again_and_again, tried
 
 _log = logging.getLogger(__name__)
 _ENDS_AFTER_S = 3.0
 _STEP_S = 5.0
-_RESUME_RETRY_S = 0.05
+_RESUME_AGAIN_S = (0.05, 0.1, 0.2, 0.5)
+_TASK = "a lease of the host"
 _UNTOLD = 64
 
 
@@ -76,12 +78,13 @@ class HostLeasing:
 
     async def watch(self, bus: Bus) -> None:
         """Runs until cancelled: reports a lease when no burst has come for a while."""
-        while True:
-            await self._clock.sleep(_ENDS_AFTER_S / 3)
-            silent = self._clock.monotonic() - self._resumed_at > _ENDS_AFTER_S
-            if self._burst is None and silent:
-                self._retire()
-            await self._tell(bus)
+        await again_and_again(_TASK, lambda: self._look(bus), self._clock, _ENDS_AFTER_S / 3)
+
+    async def _look(self, bus: Bus) -> None:
+        silent = self._clock.monotonic() - self._resumed_at > _ENDS_AFTER_S
+        if self._burst is None and silent:
+            self._retire()
+        await self._tell(bus)
 
     async def close(self, bus: Bus | None) -> None:
         """Ends a burst that runs, since a worker that drains needs its engine, and reports what is unreported."""
@@ -110,7 +113,7 @@ class HostLeasing:
 
     async def _run_burst(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[bool]") -> None:
         async with self._standing:
-            await self._stand(lease, burst_s, granted)
+            await tried(_TASK, lambda: self._stand(lease, burst_s, granted))
 
     async def _stand(self, lease: HostLease, burst_s: float, granted: "asyncio.Future[bool]") -> None:
         stopped: float | None = None
@@ -138,16 +141,10 @@ class HostLeasing:
                 granted.set_result(False)
 
     async def _resume(self, engine: Engine) -> None:
-        while True:
-            try:
-                await engine.resume()
-            except BusError as error:
-                if not engine.alive:
-                    return
-                _log.error("the engine does not resume, trying again: %s", error)
-                await asyncio.sleep(_RESUME_RETRY_S)
-            else:
-                return
+        failures = 0
+        while not await tried("the end of a lease", engine.resume) and engine.alive:
+            await asyncio.sleep(_RESUME_AGAIN_S[min(failures, len(_RESUME_AGAIN_S) - 1)])
+            failures += 1
 
     async def _tell(self, bus: Bus) -> None:
         """Reports leases that ended; what the bus does not take now waits for the next time."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from polymorph.bus.errors import Fatal
@@ -17,14 +19,17 @@ from polymorph.worker.faults import Fault, Faults
 from polymorph.worker.seat import Seat
 from polymorph.worker.seats import EngineNotStarted, Seats
 from polymorph.worker.served import AtWork
+from polymorph.worker.tries import again_and_again, cancelled
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.25
 _STARTS = 3
 _START_PAUSE_S = 5.0
 _RESTORE_S = 60.0
+_TRIES = 3
 
 How = Literal["crash", "hang"]
+Step = Callable[["Death"], Awaitable[None]]
 
 
 class LastGood(Protocol):
@@ -41,6 +46,18 @@ class LastGood(Protocol):
     async def restore(self, engine: Engine) -> str:
         """Makes a new engine run it, before requests come to it; returns its name."""
         ...
+
+
+@dataclass(eq=False)
+class Death:
+    """Of one engine: `serves` where newcomers went to it, so that a successor starts, `pause_s` after it was judged."""
+
+    seat: Seat
+    how: How
+    flight: Flight | None
+    serves: bool
+    began: float
+    pause_s: float = 0.0
 
 
 class Recovery:
@@ -65,24 +82,32 @@ class Recovery:
         self._deaths = Deaths()
         self._hanging: dict[Seat, Hanging] = {}
         self._dead: set[Seat] = set()
-        self._lost: list[Seat] = []
-        """Dead, with requests that wait for a successor."""
+        self._owed: deque[tuple[Step, Death]] = deque()
+        """What follows deaths that were seen, in order: a step that fails is tried again with the next look."""
+        self._failures = 0
+        self._lost: dict[Seat, int] = {}
+        """Dead, with requests that wait for a successor; and how often they could not be handed over."""
+        self._looked_at = clock.monotonic()
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        self._looked_at = self._clock.monotonic()
         try:
-            looked = self._clock.monotonic()
-            while True:
-                await self._clock.sleep(_LOOK_S)
-                now = self._clock.monotonic()
-                # A look that came late was kept from looking: what it missed it has not seen.
-                await self._look(min(now - looked, 2 * _LOOK_S))
-                looked = self._clock.monotonic()
+            await again_and_again("the look for dead engines", self._look_again, self._clock, _LOOK_S)
         finally:
             for seat in self._lost:
                 seat.engine.give_up("the worker ends")
 
+    async def _look_again(self) -> None:
+        # A look that came late was kept from looking: what it missed it has not seen.
+        elapsed_s = min(self._clock.monotonic() - self._looked_at, 2 * _LOOK_S)
+        try:
+            await self._look(elapsed_s)
+        finally:
+            self._looked_at = self._clock.monotonic()
+
     async def _look(self, elapsed_s: float) -> None:
+        await self._pay()
         self._dead.intersection_update(self._seats.living)
         living = [seat for seat in self._seats.living if seat not in self._dead]
         self._hanging = {seat: self._hanging.get(seat) or Hanging(self._hang_timeout_s) for seat in living}
@@ -97,26 +122,50 @@ class Recovery:
         await self._hand_over()
 
     async def _recover(self, seat: Seat, how: How, flight: Flight | None) -> None:
-        began = self._clock.monotonic()
+        """Takes note first: a death is seen once, and whatever fails of what follows is tried again."""
         serves = self._seats.current is seat
-        if serves:
-            self._seats.vacate()
-            self._send_back()
-        metrics.ENGINE_DEATHS.labels(how, "nobody" if flight is None else "kernel").inc()
+        death = Death(seat, how, flight, serves, self._clock.monotonic())
         self._dead.add(seat)
-        self._lost.append(seat)
-        await seat.engine.kill()
-        work = self._last_good.at_work(None if flight is None else flight.artifact)
-        self._judge(work, how, flight)
-        if serves:
-            await self._start(seat, work, blamed=flight is not None)
-            metrics.RECOVERY_S.observe(self._clock.monotonic() - began)
-        await self._hand_over()
+        self._lost[seat] = 0
+        metrics.ENGINE_DEATHS.labels(how, "nobody" if flight is None else "kernel").inc()
+        self._owed.extend((step, death) for step in (self._leave, self._kill, self._judge, self._replace))
+        await self._pay()
 
-    def _judge(self, work: AtWork, how: How, flight: Flight | None) -> None:
+    async def _pay(self) -> None:
+        while self._owed:
+            step, death = self._owed[0]
+            try:
+                await step(death)
+            except Exception as error:
+                self._failures += 1
+                if isinstance(error, Fatal) or cancelled() or self._failures < _TRIES:
+                    raise
+                if step == self._replace:
+                    self._give_up(f"{type(error).__name__}: {error}")
+                _log.exception("what follows an engine's death goes on without this step")
+            self._failures = 0
+            self._owed.popleft()
+
+    async def _leave(self, death: Death) -> None:
+        if self._seats.current is death.seat:
+            self._seats.vacate()
+        if death.serves:
+            self._send_back()
+
+    async def _kill(self, death: Death) -> None:
+        await death.seat.engine.kill()
+
+    async def _judge(self, death: Death) -> None:
+        flight = death.flight
+        work = self._last_good.at_work(None if flight is None else flight.artifact)
         if flight is None:
             _log.error("the engine of %s died, and no kernel was being called", work.revision)
-            return
+        else:
+            self._blame(flight, death.how, work)
+        if death.serves:
+            self._weigh(death, work)
+
+    def _blame(self, flight: Flight, how: How, work: AtWork) -> None:
         evidence = _evidence(flight, how, self._hang_timeout_s)
         _log.error("artifact %s of %s had a %s. %s", flight.artifact[:12], work.definition, how, evidence)
         self._faults.add(
@@ -131,9 +180,10 @@ class Recovery:
             )
         )
 
-    async def _start(self, seat: Seat, work: AtWork, *, blamed: bool) -> None:
-        now = self._clock.monotonic()
-        verdict = self._deaths.died(work.revision, blamed=blamed, leavable=work.leavable, now=now)
+    def _weigh(self, death: Death, work: AtWork) -> None:
+        now, blamed_one = self._clock.monotonic(), death.flight is not None
+        verdict = self._deaths.died(work.revision, blamed=blamed_one, leavable=work.leavable, now=now)
+        death.pause_s = verdict.pause_s
         if verdict.leave:
             minutes = WITHIN_S / 60
             self._faults.leave(
@@ -141,8 +191,18 @@ class Recovery:
             )
         if verdict.give_up:
             self._give_up("engines die again and again")
-        await self._clock.sleep(verdict.pause_s)
-        new = await self._opened(self._last_good.retreat() or seat.launch)
+
+    async def _replace(self, death: Death) -> None:
+        if not death.serves:
+            return
+        await self._clock.sleep(death.pause_s)
+        launch = self._last_good.retreat() or death.seat.launch
+        if self._seats.current is None:
+            await self._start(launch)
+        metrics.RECOVERY_S.observe(self._clock.monotonic() - death.began)
+
+    async def _start(self, launch: EngineLaunch) -> None:
+        new = await self._opened(launch)
         if self._seats.current is None:
             await self._restored(new)
         if self._seats.current is not None:  # a change of settings has seated its own meanwhile
@@ -173,9 +233,16 @@ class Recovery:
         """Requests of all engines that were lost go on in the one that serves; where that is dead, in the next."""
         heir = self._seats.current
         while self._lost and heir is not None and heir.engine.alive:
-            seat = self._lost[0]
-            await seat.engine.succeed(heir.engine)
-            self._lost.remove(seat)
+            seat = next(iter(self._lost))
+            try:
+                await seat.engine.succeed(heir.engine)
+            except Exception as error:
+                self._lost[seat] += 1
+                if cancelled() or self._lost[seat] < _TRIES:
+                    raise
+                _log.exception("requests cannot be handed over")
+                seat.engine.give_up(f"{type(error).__name__}: {error}")
+            del self._lost[seat]
             self._seats.retire(seat)
 
     def _give_up(self, reason: str) -> None:

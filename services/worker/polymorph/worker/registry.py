@@ -8,7 +8,9 @@ from collections.abc import Callable
 from polymorph.bus import topology
 from polymorph.bus.errors import BusError
 from polymorph.bus.port import Bus
+from polymorph.config.clock import Clock
 from polymorph.events.state import WorkerRecord
+from polymorph.worker.tries import again_and_again
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
@@ -17,8 +19,9 @@ HEARTBEAT_S = 2.0
 class Registry:
     """Keeps `record()` in the bucket of workers."""
 
-    def __init__(self, record: Callable[[], WorkerRecord]) -> None:
+    def __init__(self, record: Callable[[], WorkerRecord], clock: Clock) -> None:
         self._record = record
+        self._clock = clock
         self._news = asyncio.Event()
 
     def news(self) -> None:
@@ -27,12 +30,14 @@ class Registry:
 
     async def keep(self, bus: Bus) -> None:
         """Runs until cancelled."""
-        while True:
-            self._news.clear()
-            await self.put(bus)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._news.wait()
+        await again_and_again("the entry in the registry", lambda: self._beat(bus), self._clock, 0.0)
+
+    async def _beat(self, bus: Bus) -> None:
+        self._news.clear()
+        await self.put(bus)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._news.wait()
 
     async def put(self, bus: Bus) -> None:
         record = self._record()

@@ -219,15 +219,13 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
 
     async def _continue(self, family: list[RequestState], heir: "ContinuingLLM") -> None:
         """All sequences of one request, or none."""
-        found = [interrupted(state, heir.model_config, heir.seeds_resume) for state in family]
-        same = self.numerics == heir.numerics
-        plans = [continuation(dataclasses.replace(each, other_numerics=not same)) for each in found]
-        reason = next((plan.reason for plan in plans if isinstance(plan, End)), None)
-        if reason is not None:
-            self._end(family, reason)
-            return
-        self.on_outcome(True)
         try:
+            plans = self._plans(family, heir)
+            reason = next((plan.reason for plan in plans if isinstance(plan, End)), None)
+            if reason is not None:
+                self._end(family, reason)
+                return
+            self.on_outcome(True)
             await heir._adopt(family, [plan for plan in plans if isinstance(plan, Continue)])  # noqa: SLF001
         except EngineDeadError:
             # Answers were read there when it took them: `_died` finds them among the states.
@@ -235,6 +233,11 @@ class ContinuingLLM(AsyncLLM):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - of one request: the others are still to be handed over
             _log.exception("request %s cannot be handed over", family[0].external_req_id)
             self._end(family, f"{type(error).__name__}: {error}")
+
+    def _plans(self, family: list[RequestState], heir: "ContinuingLLM") -> list[Continue | End]:
+        found = [interrupted(state, heir.model_config, heir.seeds_resume) for state in family]
+        same = self.numerics == heir.numerics
+        return [continuation(dataclasses.replace(each, other_numerics=not same)) for each in found]
 
     async def _adopt(self, family: list[RequestState], plans: list[Continue]) -> None:
         requests = [rest(state, plan) for state, plan in zip(family, plans, strict=True)]

@@ -18,6 +18,11 @@ SENT_BACK = Counter(
     "polymorph_worker_sent_back_requests_total",
     "Requests without a byte of an answer that the gateway was told to give to another worker",
 )
+UNFORESEEN = Counter(
+    "polymorph_worker_unforeseen_errors_total",
+    "Tries of a task of the worker that ended with an error that nobody foresaw; the task goes on",
+    ["task"],
+)
 RECOVERY_S = Histogram(
     "polymorph_worker_recovery_seconds",
     "Seconds from a death that was noticed to the next engine that takes requests",
