@@ -273,6 +273,49 @@ async def test_with_others_there_newcomers_go_elsewhere_before_it_drains(
     assert (await restarting).way is Way.ROLLING
 
 
+async def test_requests_that_were_handed_over_are_waited_for_as_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(monkeypatch, room=GIB, hold_s=0.5)
+    dead = await worker.start()
+    with dead.serving():
+        dead.engine.alive = False  # type: ignore[misc]
+        heir = await worker.start()
+        with pytest.raises(Retryable, match="1 requests did not end"):
+            async with worker.changing.settled():
+                raise AssertionError("a request runs in the engine")
+        with pytest.raises(Retryable, match="1 requests did not end"):
+            await worker.changing.restart(await worker.plan(block_size=32))
+        assert heir.engine.alive
+    async with worker.changing.settled():
+        assert worker.board.held
+
+
+async def test_nobody_waits_for_the_seat_of_an_engine_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polymorph.worker.rolling.HEARTBEAT_S", 0.01)
+    worker = Worker(monkeypatch, room=GIB)
+    dead = await worker.start()
+    await _register(worker, "w2", "ready")
+
+    async def settles() -> None:
+        async with worker.changing.settled():
+            raise AssertionError("the engine that was to be settled is gone")
+
+    with dead.serving():
+        settling = asyncio.create_task(settles())
+        async with asyncio.timeout(5):
+            while worker.states != [True]:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        worker.seats.vacate()
+        with pytest.raises(Retryable, match="takes no requests any more"):
+            async with asyncio.timeout(5):
+                await settling
+    assert worker.states == [True, False]
+    with pytest.raises(NotFound):
+        await worker.bus.kv_get(topology.RESTARTS, "p")
+
+
 async def test_a_bus_that_is_away_leaves_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(monkeypatch, room=GIB)
     old = await worker.start()

@@ -70,7 +70,8 @@ class AsAlways:
     settlings = 0
 
     @contextlib.asynccontextmanager
-    async def settled(self) -> AsyncIterator[None]:
+    async def settled(self, waiting: Any) -> AsyncIterator[None]:
+        del waiting
         self.settlings += 1
         if self.running:
             raise Retryable(f"{self.running} requests did not end")
@@ -400,7 +401,8 @@ class Beside(AsAlways):
         way = Way.NOTHING if self.moves[-1:] == [revision.revision] else Way.ENGINE
         return Plan(way, generation, {}, (), (), EngineSettings(), None, "another block size")
 
-    async def beside(self, plan: Plan, revision: str, engage_on: Any) -> Receipt:
+    async def beside(self, plan: Plan, revision: str, engage_on: Any, waiting: Any) -> Receipt:
+        del waiting
         await self.may.wait()
         if self.refuses:
             raise Refused(self.refuses)
@@ -656,7 +658,7 @@ async def test_a_lossy_kernel_that_fails_is_taken_back_before_requests_come(hous
     house.engine.exercise = five_rows  # type: ignore[method-assign]
 
     @contextlib.asynccontextmanager
-    async def settled() -> AsyncIterator[None]:
+    async def settled(_: Any) -> AsyncIterator[None]:
         try:
             yield
         finally:
@@ -696,7 +698,7 @@ async def test_a_lossy_kernel_whose_load_is_cut_off_is_taken_back_before_request
         await asyncio.Event().wait()
 
     @contextlib.asynccontextmanager
-    async def settled() -> AsyncIterator[None]:
+    async def settled(_: Any) -> AsyncIterator[None]:
         try:
             yield
         finally:

@@ -206,6 +206,27 @@ async def test_an_engine_lives_until_its_last_request_has_ended() -> None:
     assert opened.closed == [old]
 
 
+async def test_an_engine_lives_until_the_requests_have_ended_that_it_was_handed() -> None:
+    opened = Opened()
+    dead, heir = await first(opened), await opened.seats.open(LAUNCH)
+    dead.app.may.clear()  # type: ignore[attr-defined]
+    handed = asyncio.create_task(ask(opened.board))
+    await until(lambda: dead.in_flight == 1)
+    dead.engine.alive = False  # type: ignore[misc]
+    opened.seats.seat(heir)
+    opened.seats.retire(dead)
+    assert opened.seats.in_flight(heir) == 1
+    assert not await opened.seats.drained(heir, 0.05)
+    opened.seats.vacate()
+    opened.seats.retire(heir)
+    await asyncio.sleep(0.05)
+    assert opened.closed == []
+    dead.app.may.set()  # type: ignore[attr-defined]
+    await handed
+    await opened.seats.retired()
+    assert set(opened.closed) == {dead, heir}
+
+
 async def test_newcomers_wait_while_an_engine_is_replaced() -> None:
     opened = Opened()
     old = await first(opened)

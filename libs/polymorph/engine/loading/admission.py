@@ -1,7 +1,7 @@
 """What a worker believes: desired states and kernels, each by its signature, its age and where it was measured."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from polymorph.engine.bindings import ANY
 from polymorph.events.state import EMPTY, DesiredState
@@ -133,8 +133,14 @@ def admit_binding(binding: KernelBinding, manifest: Manifest, quarantined: Colle
         Refused: it may not.
     """
     _check_identity(binding, manifest)
-    if binding.artifact in quarantined:
-        raise Refused(f"artifact {binding.artifact[:12]} of {binding.definition} is in quarantine")
+    check_quarantine([binding], quarantined)
+
+
+def check_quarantine(bindings: Iterable[KernelBinding], quarantined: Collection[str]) -> None:
+    """Raises `Refused` where one of `bindings` is in quarantine."""
+    for binding in bindings:
+        if binding.artifact in quarantined:
+            raise Refused(f"artifact {binding.artifact[:12]} of {binding.definition} is in quarantine")
 
 
 def _check_meaning(manifest: Manifest) -> None:

@@ -19,6 +19,7 @@ from polymorph.worker.launching import launch_with, settings_of
 from polymorph.worker.rolling import Rolling
 from polymorph.worker.seat import Seat
 from polymorph.worker.seats import EngineNotStarted, Seats
+from polymorph.worker.waiting import Waiting, whatever_comes
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +49,13 @@ class Changes(Protocol):
 
     async def back_to(self, revision: Revision) -> None: ...
 
-    async def beside(self, plan: Plan, revision: str, engage_on: EngageOn) -> Receipt: ...
+    async def beside(
+        self, plan: Plan, revision: str, engage_on: EngageOn, waiting: Waiting
+    ) -> Receipt: ...
 
-    async def restart(self, plan: Plan) -> Receipt: ...
+    async def restart(self, plan: Plan, waiting: Waiting) -> Receipt: ...
 
-    def settled(self) -> AbstractAsyncContextManager[object]: ...
+    def settled(self, waiting: Waiting) -> AbstractAsyncContextManager[object]: ...
 
 
 class Changing:
@@ -75,13 +78,13 @@ class Changing:
             return None
         return Receipt(_in_force(settings_of(self._base), force), Way.NOTHING, 0.0)
 
-    def settled(self) -> AbstractAsyncContextManager[object]:
+    def settled(self, waiting: Waiting | None = None) -> AbstractAsyncContextManager[object]:
         """Inside, no request runs: others take newcomers where there are any, else they wait here.
 
         Raises:
-            Retryable: requests in flight that take too long for newcomers to wait.
+            Retryable: requests in flight that take too long for newcomers to wait; `Overtaken` as `waiting` says.
         """
-        return self._rolling.turn(self._seats)
+        return self._rolling.turn(self._seats, waiting or whatever_comes())
 
     async def plan(self, revision: Revision, generation: int) -> Plan:
         """What it would take to run the settings of `revision`; nothing is done.
@@ -124,13 +127,16 @@ class Changing:
         if back.way is Way.LIVE:
             await self.live(back)
 
-    async def beside(self, plan: Plan, revision: str, engage_on: EngageOn) -> Receipt:
+    async def beside(
+        self, plan: Plan, revision: str, engage_on: EngageOn, waiting: Waiting | None = None
+    ) -> Receipt:
         """Warms another engine with its kernels, hands newcomers over, and lets the old one drain.
 
         Raises:
             Refused: the new engine does not start, or is not what was asked for; the old one still serves.
+            Overtaken: as `waiting` says, while one before that drains.
         """
-        await self._seats.retired()
+        await (waiting or whatever_comes()).on(self._seats.retired())
         launch = launch_with(self._base, plan.settings, plan.slots)
         try:
             seat = await self._seats.open(launch)
@@ -148,15 +154,15 @@ class Changing:
             self._seats.retire(before)
         return receipt
 
-    async def restart(self, plan: Plan) -> Receipt:
+    async def restart(self, plan: Plan, waiting: Waiting | None = None) -> Receipt:
         """Drains and restarts the engine, one worker of the pool at a time; the new one runs no kernels yet.
 
         Raises:
-            Refused: the new engine does not start; one like the old has been started again.
-            Retryable: another worker restarts, or requests in flight take too long.
+            Refused: the new engine does not start; one like the old has been started again, and runs no kernels.
+            Retryable: another worker restarts, or requests in flight take too long; `Overtaken` as `waiting` says.
         """
-        old = self._seats.current
-        async with self._rolling.turn(self._seats) as turn:
+        async with self._rolling.turn(self._seats, waiting or whatever_comes()) as turn:
+            old = self._seats.current
             try:
                 seat = await self._seats.replace(old, launch_with(self._base, plan.settings, plan.slots))
             except EngineNotStarted as error:

@@ -9,7 +9,7 @@ from polymorph.bus.errors import BusError, Retryable
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.engine.launch import EngineLaunch
-from polymorph.engine.loading.admission import Fence, Refused, check_named
+from polymorph.engine.loading.admission import Fence, Refused, check_named, check_quarantine
 from polymorph.engine.loading.loader import Loaded, Loader
 from polymorph.engine.loading.target import target
 from polymorph.events.state import Reordered
@@ -23,9 +23,10 @@ from polymorph.worker.loading import InForce
 from polymorph.worker.numerics import settled_for
 from polymorph.worker.reports import Reports
 from polymorph.worker.seats import Engines
-from polymorph.worker.served import AtWork
+from polymorph.worker.served import AtWork, kernels
 from polymorph.worker.service import NOTHING, InService
 from polymorph.worker.switching import AGAIN_S, Switching
+from polymorph.worker.waiting import News, Waiting, whatever_comes
 
 _log = logging.getLogger(__name__)
 _RETRY_S = (AGAIN_S, 1.0, 2.0, 5.0, 10.0)
@@ -33,6 +34,15 @@ _LOOK_AGAIN_S = 30.0
 _STANDING_S = 2.0
 
 LoaderFor = Callable[[Bus, Engine], Loader]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """To another revision; `waiting` gives it up as soon as something else should come."""
+
+    goal: Revision
+    quarantined: set[str]
+    waiting: Waiting
 
 
 class Convergence:
@@ -58,7 +68,7 @@ class Convergence:
         self._refused: set[tuple[int, str]] = set()
         self._reports = Reports(pool, worker_id, clock)
         self._told = -1
-        self._news = asyncio.Event()
+        self._news = News()
         faults.on_news = self._news.set
         self._hearing = Hearing(pool, fence, self._reports, self._news, clock)
         self.change = asyncio.Lock()
@@ -173,8 +183,7 @@ class Convergence:
         if goal.revision != self.revision.revision:
             try:
                 check_named(goal)
-                quarantined = await self._faults.against(bus, goal, self.revision)
-                await self._load(bus, goal, desired.generation, quarantined)
+                await self._load(bus, await self._change_to(bus, goal), desired.generation)
             except Refused as refusal:
                 if self.service.unsure:
                     await self._switching.restore()
@@ -190,19 +199,44 @@ class Convergence:
         if self._moving is not None and not self._moving.done():
             await asyncio.wait({self._moving})
 
-    async def _load(self, bus: Bus, goal: Revision, generation: int, quarantined: set[str]) -> None:
+    async def _change_to(self, bus: Bus, goal: Revision) -> Change:
+        waiting = self._waiting(goal)  # what is heard from here on may overtake it
+        return Change(goal, await self._faults.against(bus, goal, self.revision), waiting)
+
+    def _waiting(self, goal: Revision) -> Waiting:
+        wanted, loaded = self._wanted(), self.loaded
+
+        def overtaken() -> str | None:
+            if self._wanted() != wanted:
+                return f"{goal.revision} still waited, and something else is desired now"
+            if self._faults.banned(kernels(goal)):
+                return f"{goal.revision} still waited, and a kernel of it came into quarantine"
+            if self.loaded is not loaded or self.service.banned or self.service.unsure:
+                return f"{goal.revision} still waited, and what ran before it is to be left"
+            return None
+
+        return Waiting(self._news, overtaken)
+
+    def _wanted(self) -> tuple[Revision, Reordered]:
+        return target(self._hearing.desired, self._worker_id), self._reordered()
+
+    async def _load(self, bus: Bus, change: Change, generation: int) -> None:
+        goal = change.goal
         self.service.tries(goal)
         plan = await self._changes.plan(goal, generation)
         if plan.new_engine:
+            check_quarantine(goal.kernels, change.quarantined)
             # Begun, it goes on though the bus be lost: between two engines there is nothing to go back to.
-            self._moving = asyncio.create_task(self._move(bus, goal, plan, quarantined))
+            self._moving = asyncio.create_task(self._move(bus, change, plan))
             await asyncio.shield(self._moving)
             return
         async with self.change:
             loader = self._loader_for(bus, self._engines.engine)
-            bindings = await loader.prepare(goal, quarantined)
-            settled = settled_for(self._changes, self.revision, goal, self._reordered(), self._put_back)
+            bindings = await loader.prepare(goal, change.quarantined)
+            reordered, waiting = self._reordered(), change.waiting
+            settled = settled_for(self._changes, self.revision, goal, reordered, waiting, self._put_back)
             async with settled, self.standing:
+                waiting.check()
                 if self._engines.engine is not loader.engine:
                     raise Retryable("the engine that the kernels were prepared for is gone")
                 # Until the kernels have served, the engine may fall silent or the bus be lost, with `goal` engaged.
@@ -222,36 +256,42 @@ class Convergence:
         async with self.standing:
             await self.service.put_back()
 
-    async def _move(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
+    async def _move(self, bus: Bus, change: Change, plan: Plan) -> None:
         _log.info("generation %d: %s", plan.generation, plan.why)
         async with self.change, self.standing:
             if plan.way is Way.ENGINE:
-                await self._beside(bus, goal, plan, quarantined)
+                await self._beside(bus, change, plan)
             else:
-                await self._restarted(bus, goal, plan, quarantined)
+                await self._restarted(bus, change, plan)
 
-    async def _beside(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
+    async def _beside(self, bus: Bus, change: Change, plan: Plan) -> None:
         made: list[Loaded] = []
+        goal = change.goal
 
         async def engage_on(engine: Engine) -> None:
             loader = self._loader_for(bus, engine)
-            made.append(await loader.engage(goal, await loader.prepare(goal, quarantined)))
+            # An engine starts for as long as minutes.
+            bindings = await loader.prepare(goal, change.quarantined | self._faults.artifacts)
+            made.append(await loader.engage(goal, bindings))
             await self.service.salts.salt(engine, goal)
 
-        receipt = await self._changes.beside(plan, goal.revision, engage_on)
+        receipt = await self._changes.beside(plan, goal.revision, engage_on, change.waiting)
         self.service.runs(InForce.of(made[0], receipt))
 
-    async def _restarted(self, bus: Bus, goal: Revision, plan: Plan, quarantined: set[str]) -> None:
+    async def _restarted(self, bus: Bus, change: Change, plan: Plan) -> None:
         """Kernels are verified and tried before the engine that serves is given up."""
-        before, salt = self.loaded, self.service.salts.salt
-        bindings = await self._loader_for(bus, self._engines.engine).prepare(goal, quarantined)
-        receipt = await self._changes.restart(plan)
+        goal, salt = change.goal, self.service.salts.salt
+        bindings = await self._loader_for(bus, self._engines.engine).prepare(goal, change.quarantined)
+        receipt = await self._changes.restart(plan, change.waiting)
+        before = self.loaded
         self.service.runs(dataclasses.replace(NOTHING, receipt=receipt))
         try:
+            check_quarantine(goal.kernels, self._faults.artifacts)
             loaded = await self._loader_for(bus, self._engines.engine).engage(goal, bindings)
             await salt(self._engines.engine, goal)
         except Refused:
-            back = await self._changes.restart(await self._changes.plan(before.revision, plan.generation))
+            planned = await self._changes.plan(before.revision, plan.generation)
+            back = await self._changes.restart(planned, whatever_comes())
             await self._engines.engine.engage(before.bindings)
             await salt(self._engines.engine, before.revision)
             self.service.runs(dataclasses.replace(before, receipt=back))

@@ -11,6 +11,7 @@ from polymorph.events.values import Revision
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.changing import Changes
 from polymorph.worker.domain.numerics import identity, waits_for
+from polymorph.worker.waiting import Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,12 @@ class Salts:
 
 @contextlib.asynccontextmanager
 async def settled_for(
-    changes: Changes, now: Revision, goal: Revision, reordered: Reordered, take_back: TakeBack
+    changes: Changes,
+    now: Revision,
+    goal: Revision,
+    reordered: Reordered,
+    waiting: Waiting,
+    take_back: TakeBack,
 ) -> AsyncIterator[None]:
     """Where the change of numerics asks for it, inside no request runs; a change that fails is taken back inside."""
     reason = waits_for(now, goal, reordered)
@@ -43,7 +49,7 @@ async def settled_for(
         yield
         return
     _log.info("%s waits until no request runs: %s", goal.revision, reason)
-    async with changes.settled():
+    async with changes.settled(waiting):
         try:
             yield
         except BaseException:

@@ -14,7 +14,9 @@ from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.events.state import WorkerRecord
 from polymorph.worker.registry import HEARTBEAT_S
+from polymorph.worker.seat import Seat
 from polymorph.worker.seats import Seats
+from polymorph.worker.waiting import Waiting
 
 _log = logging.getLogger(__name__)
 _RENEW_S = topology.LEASES_TTL_S / 3
@@ -54,25 +56,26 @@ class Rolling:
         self._again_at = clock.monotonic()
 
     @contextlib.asynccontextmanager
-    async def turn(self, seats: Seats) -> AsyncIterator[Turn]:
+    async def turn(self, seats: Seats, waiting: Waiting) -> AsyncIterator[Turn]:
         """Inside, this worker alone of its pool is drained and may be restarted; newcomers wait.
 
         Raises:
             Retryable: no bus to take turns by, another worker without an engine at this moment, or requests in flight
                 that take too long for newcomers to wait.
+            Overtaken: something else should come than what the turn is for, or the engine died.
         """
         turn = Turn()
-        await self._clock.sleep(max(0.0, self._again_at - self._clock.monotonic()))
-        async with self._lease():
+        await waiting.on(self._clock.sleep(max(0.0, self._again_at - self._clock.monotonic())))
+        async with self._lease(waiting):
             others = await self._others()
             try:
                 await self._leaving(True)
                 if others:
-                    await self._clock.sleep(HEARTBEAT_S)  # until the router knows
-                    await self._emptied(seats)
+                    await waiting.on(self._clock.sleep(HEARTBEAT_S))  # until the router knows
+                    await waiting.on(self._emptied(seats))
                 held = self._clock.monotonic()
                 with seats.holding():
-                    await self._drained(seats, others)
+                    await waiting.on(self._drained(seats, others))
                     yield turn
                     turn.stood_s = self._clock.monotonic() - held
             finally:
@@ -81,16 +84,16 @@ class Rolling:
     async def _emptied(self, seats: Seats) -> None:
         """Others take what comes: the requests here may take as long as they like."""
         if seats.current is not None:
-            await seats.drained(seats.current)
+            await _while_it_serves(seats, seats.current, None)
 
     async def _drained(self, seats: Seats, others: int) -> None:
         seat = seats.current
         limit_s = self._hold_s * _HELD_DRAIN_SHARE
-        if seat is not None and not await seats.drained(seat, limit_s):
+        if seat is not None and not await _while_it_serves(seats, seat, limit_s):
             self._again_at = self._clock.monotonic() + _BETWEEN_TRIES_S
             raise Retryable(
-                f"{seat.in_flight} requests did not end within {limit_s:.0f} s, and {others} other workers could "
-                "take newcomers: the restart waits for a quieter moment"
+                f"{seats.in_flight(seat)} requests did not end within {limit_s:.0f} s, and {others} other workers "
+                "could take newcomers: the restart waits for a quieter moment"
             )
 
     async def _others(self) -> int:
@@ -115,8 +118,8 @@ class Rolling:
         return [each for each in found if each.pool == self._pool]
 
     @contextlib.asynccontextmanager
-    async def _lease(self) -> AsyncIterator[None]:
-        revision = await self._taken()
+    async def _lease(self, waiting: Waiting) -> AsyncIterator[None]:
+        revision = await self._taken(waiting)
         renewing = asyncio.create_task(self._renewed(revision))
         try:
             yield
@@ -125,7 +128,7 @@ class Rolling:
             with contextlib.suppress(BusError):
                 await self._given_back()
 
-    async def _taken(self) -> int:
+    async def _taken(self, waiting: Waiting) -> int:
         told = False
         while True:
             try:
@@ -134,7 +137,8 @@ class Rolling:
                 if not told:
                     _log.info("another worker of the pool restarts; this one waits for its turn")
                 told = True
-                await self._clock.sleep(_TURN_POLL_S)
+                # Not the call: a lease that is taken while nobody waits for it would be held for its whole TTL.
+                await waiting.on(self._clock.sleep(_TURN_POLL_S))
 
     async def _given_back(self) -> None:
         """One that ran out meanwhile may be another worker's by now."""
@@ -158,3 +162,10 @@ class Rolling:
         if bus is None:
             raise Retryable("a restart takes turns over the bus, and there is none")
         return bus
+
+
+async def _while_it_serves(seats: Seats, seat: Seat, limit_s: float | None) -> bool:
+    """As `Seats.drained`. Where its engine dies, the requests go on in the next, which is not the one to be changed."""
+    gone = f"the engine that {seats.in_flight(seat)} requests were to end in takes no requests any more"
+    here = Waiting(seats.moved, lambda: None if seats.current is seat else gone)
+    return await here.on(seats.drained(seat, limit_s))

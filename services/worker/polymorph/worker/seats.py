@@ -12,6 +12,7 @@ from polymorph.engine.launch import EngineLaunch
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.seat import Seat
 from polymorph.worker.switchboard import Switchboard
+from polymorph.worker.waiting import News
 
 _log = logging.getLogger(__name__)
 _TOLD_EVERY_S = 15.0
@@ -61,6 +62,8 @@ class Seats:
         self.living: list[Seat] = []
         self.changes = 0
         """How often newcomers went to another seat."""
+        self.moved = News()
+        """Set when another seat takes requests, or none any more."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when another seat takes requests, or none any more."""
 
@@ -127,16 +130,26 @@ class Seats:
 
     def _switch(self, seat: Seat | None) -> Seat | None:
         before = self._switchboard.seat(seat)
+        self.moved.set()
         self.on_change()
         return before
 
+    def in_flight(self, seat: Seat) -> int:
+        """Requests that the engine of `seat` runs, or may be handed."""
+        return sum(each.in_flight for each in self._served_by(seat))
+
+    def _served_by(self, seat: Seat) -> list[Seat]:
+        """Itself and, where its engine lives, those whose engine died: their requests go on in one that lives."""
+        died = [each for each in self.living if each is not seat and not each.engine.alive]
+        return [seat, *died] if seat.engine.alive else [seat]
+
     async def drained(self, seat: Seat, limit_s: float | None = None) -> bool:
-        """Waits until nothing is in flight in `seat`; False where that took longer than `limit_s`.
+        """Waits until nothing is in flight in the engine of `seat`; False where that took longer than `limit_s`.
 
         No request is ever cut here: who gives up waiting lets the engine live.
         """
         began = self._clock.monotonic()
-        while seat.in_flight:
+        while (busy := next((each for each in self._served_by(seat) if each.in_flight), None)) is not None:
             left = _TOLD_EVERY_S
             if limit_s is not None:
                 left = min(left, limit_s - (self._clock.monotonic() - began))
@@ -144,9 +157,9 @@ class Seats:
                 return False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await seat.idle()
+                    await busy.idle()
                     continue
-            _log.info("%d requests are still in flight in the engine that leaves", seat.in_flight)
+            _log.info("%d requests are still in flight in the engine that leaves", self.in_flight(seat))
         return True
 
     async def stop(self, seat: Seat) -> None:
