@@ -57,6 +57,9 @@ class Engine:
     def runs(self) -> tuple[str, ...]:
         return self.engaged[-1] if self.engaged else ()
 
+    async def known(self) -> InForce:
+        return await self.read()
+
     async def read(self) -> InForce:
         config = {"block_size": self.launch.block_size or 16}
         return InForce(dict(self.settings), {"max_num_seqs": 64}, {}, config, self.step, 0.0)
@@ -101,7 +104,7 @@ class Loader:
 
 
 class MovingWorker:
-    """`room` says whether a second engine fits; `fails` is why an engine with a block size does not start."""
+    """`room` says whether a second engine fits, `fails` why one does not start; none runs an artifact of `refuses`."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, room: int = 100 * GIB) -> None:
         monkeypatch.setattr("polymorph.worker.changing.on_cpu", lambda: True)
@@ -113,6 +116,7 @@ class MovingWorker:
         self.board = Switchboard(5.0)
         self.engines: list[Engine] = []
         self.fails: Callable[[EngineLaunch], str] = lambda launch: ""
+        self.refuses: set[str] = set()
         self.states: list[bool] = []
         self.may_test = asyncio.Event()
         self.may_test.set()
@@ -141,8 +145,8 @@ class MovingWorker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.bus.close()
 
-    async def desire(self, generation: int, *kernels: KernelBinding, **settings: Any) -> None:
-        name = f"r{generation}" if kernels or settings else "empty"
+    async def desire(self, generation: int, *kernels: KernelBinding, name: str = "", **settings: Any) -> None:
+        name = name or (f"r{generation}" if kernels or settings else "empty")
         engine = EngineSettings(**settings) if settings else None
         state = DesiredState(
             pool="p", generation=generation, stable=Revision(revision=name, kernels=kernels, engine=engine)
@@ -193,6 +197,7 @@ class MovingWorker:
         if reason := self.fails(launch):
             raise EngineNotStarted(reason)
         self.engines.append(Engine(launch))
+        self.engines[-1].refuses = self.refuses
         return Seat(self.engines[-1], None, launch, None)  # type: ignore[arg-type]
 
     async def _close(self, seat: Seat) -> None:

@@ -109,6 +109,3 @@ class Seated:
 
     def runs(self, revision: str) -> None:
         self.revision = revision
-
-    def launch_of(self, revision: str) -> None:
-        """Launched by nobody."""

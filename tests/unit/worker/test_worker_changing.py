@@ -112,9 +112,54 @@ async def test_a_live_change_is_read_back_after_a_step(monkeypatch: pytest.Monke
     assert seat.engine.scheduler.step == 2
     assert seat.launch.max_num_seqs == 4
     assert (await worker.plan(max_num_seqs=4, scheduling_policy="priority")).way is Way.NOTHING
-    await worker.changing.back_to(Revision(revision="empty"))
+    back = await worker.changing.back_to(Revision(revision="empty"))
+    assert back is not None
+    assert back.settings.max_num_seqs == 8
     assert seat.engine.scheduler.settings["scheduling_policy"] == "fcfs"
     assert settings_of(seat.launch) == settings_of(BASE)
+
+
+async def test_how_a_revision_is_launched_is_its_own_settings_over_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(monkeypatch)
+    await worker.start()
+    other = Revision(revision="r", engine=EngineSettings(block_size=32), slots=("linear",))
+    await worker.changing.beside(await worker.changing.plan(other, 1), "r", nothing)
+    live = EngineSettings(block_size=32, max_num_seqs=4)
+    await worker.changing.live(await worker.changing.plan(other.model_copy(update={"engine": live}), 2))
+    assert worker.changing.launch_of(Revision(revision="empty")) == BASE
+    assert worker.changing.launch_of(other) == dataclasses.replace(BASE, block_size=32, slots=("linear",))
+
+
+async def test_what_needs_another_engine_is_not_set_live_on_the_way_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(monkeypatch)
+    await worker.start()
+    await worker.changing.beside(await worker.plan(block_size=32), "r", nothing)
+    await worker.seats.retired()
+    assert await worker.changing.back_to(Revision(revision="empty")) is None
+    now = await worker.changing.now()
+    assert now is not None
+    assert now.settings.block_size == 32
+    assert len(worker.launches) == 2
+
+
+async def test_a_new_engine_is_read_back_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch)
+    seat = await worker.seats.open(BASE)
+    receipt = await worker.changing.read_back(seat.engine, Revision(revision="empty"))
+    assert (receipt.way, receipt.settings.max_num_seqs) == (Way.NOTHING, 8)
+    for other in ({"max_num_seqs": 4}, {"block_size": 32}):
+        revision = Revision(revision="r", engine=EngineSettings(**other))
+        with pytest.raises(Refused, match="launched otherwise"):
+            await worker.changing.read_back(seat.engine, revision)
+    with pytest.raises(Refused, match="launched otherwise"):
+        await worker.changing.read_back(seat.engine, Revision(revision="r", slots=("linear",)))
+    seat.engine.scheduler.settings["max_num_seqs"] = 2
+    with pytest.raises(Refused, match="says 2"):
+        await worker.changing.read_back(seat.engine, Revision(revision="empty"))
 
 
 async def test_memory_is_counted_only_where_a_second_engine_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +321,7 @@ async def test_with_others_there_newcomers_go_elsewhere_before_it_drains(
 async def test_requests_that_were_handed_over_are_waited_for_as_others_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("polymorph.worker.rolling._BETWEEN_TRIES_S", 0.0)
     worker = Worker(monkeypatch, room=GIB, hold_s=0.5)
     dead = await worker.start()
     with dead.serving():

@@ -22,6 +22,7 @@ from polymorph.bus.port import StreamRecord
 from polymorph.bus.server_config import MAX_PAYLOAD_BYTES
 from polymorph.config.clock import SystemClock
 from polymorph.engine.bindings import SlotBinding
+from polymorph.engine.launch import EngineLaunch
 from polymorph.engine.loading.admission import Fence, Refused
 from polymorph.engine.loading.counters import Counters
 from polymorph.engine.loading.engine import Engaged
@@ -83,8 +84,20 @@ class AsAlways:
     async def live(self, plan: Plan) -> Receipt:
         return Receipt(EngineSettings(max_num_seqs=8), plan.way, 0.0)
 
-    async def back_to(self, revision: Revision) -> None:
-        pass
+    async def now(self) -> Receipt:
+        return Receipt(EngineSettings(max_num_seqs=8), Way.NOTHING, 0.0)
+
+    async def back_to(self, revision: Revision) -> Receipt:
+        del revision
+        return await self.now()
+
+    async def read_back(self, engine: Any, revision: Revision) -> Receipt:
+        del engine, revision
+        return await self.now()
+
+    def launch_of(self, revision: Revision) -> EngineLaunch:
+        del revision
+        return EngineLaunch(Path("m"))
 
 
 class House:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.doubles.moving_worker import BASE, MovingWorker, kernel
 
 from polymorph.bus import topology
 from polymorph.bus.errors import NotFound
 from polymorph.events.values import Numerics
 from polymorph.worker.domain.change import GIB
 from polymorph.worker.waiting import News, Overtaken, Waiting
-from tests.doubles.moving_worker import BASE, MovingWorker, kernel
 
 LOSSY = kernel("a", Numerics.LOSSY)
 OTHER = kernel("b")

@@ -291,17 +291,6 @@ async def test_a_worker_without_a_seat_sends_elsewhere_whoever_only_looks() -> N
     assert dict(head["headers"])[b"x-polymorph-retry"] == b"elsewhere"
 
 
-async def test_how_a_revision_was_launched_is_remembered() -> None:
-    board = Switchboard(1.0)
-    seats = Seats(board, _no_opener, _no_closer, SystemClock())
-    other = Seat(Engine(), Answering("b"), EngineLaunch(Path("other")), None, revision="r-2")  # type: ignore[arg-type]
-    seats.seat(seat("a"))
-    seats.runs("r-1")
-    seats.seat(other)
-    found = [seats.launch_of(name) for name in ("empty", "r-1", "r-2", "r-3")]
-    assert found == [LAUNCH, LAUNCH, EngineLaunch(Path("other")), None]
-
-
 async def _no_opener(launch: EngineLaunch) -> Seat:
     raise EngineNotStarted("nobody opens here")
 

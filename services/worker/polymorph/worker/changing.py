@@ -14,7 +14,17 @@ from polymorph.events.values import EngineSettings, Revision, Way
 from polymorph.worker.adapters import memory
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.adapters.scheduler import InForce
-from polymorph.worker.domain.change import GIB, SUPPORTED, Plan, Room, Running, goal_settings, plan
+from polymorph.worker.domain.change import (
+    GIB,
+    SUPPORTED,
+    Plan,
+    Room,
+    Running,
+    Settings,
+    goal_settings,
+    plan,
+    settings_over,
+)
 from polymorph.worker.launching import launch_with, settings_of
 from polymorph.worker.rolling import Rolling
 from polymorph.worker.seat import Seat
@@ -43,15 +53,19 @@ class Receipt:
 class Changes(Protocol):
     """How settings come into force."""
 
+    async def now(self) -> Receipt | None: ...
+
     async def plan(self, revision: Revision, generation: int) -> Plan: ...
 
     async def live(self, plan: Plan) -> Receipt: ...
 
-    async def back_to(self, revision: Revision) -> None: ...
+    async def back_to(self, revision: Revision) -> Receipt | None: ...
 
-    async def beside(
-        self, plan: Plan, revision: str, engage_on: EngageOn, waiting: Waiting
-    ) -> Receipt: ...
+    async def read_back(self, engine: Engine, revision: Revision) -> Receipt: ...
+
+    def launch_of(self, revision: Revision) -> EngineLaunch: ...
+
+    async def beside(self, plan: Plan, revision: str, engage_on: EngageOn, waiting: Waiting) -> Receipt: ...
 
     async def restart(self, plan: Plan, waiting: Waiting) -> Receipt: ...
 
@@ -70,13 +84,20 @@ class Changing:
         self._spare_bytes = spare_bytes
 
     async def now(self) -> Receipt | None:
-        """What is in force before any change; None where the engine was started without our calls."""
+        """What is in force, whatever should be; None where the engine was started without our calls."""
+        seat = self._serving()
         try:
-            force = await self._seats.engine.scheduler.read()
+            force = await seat.engine.scheduler.read()
         except Refused as refusal:
             _log.warning("settings cannot be read or changed live: %s", refusal)
             return None
-        return Receipt(_in_force(settings_of(self._base), force), Way.NOTHING, 0.0)
+        return Receipt(_in_force(settings_of(seat.launch), force), Way.NOTHING, 0.0)
+
+    def launch_of(self, revision: Revision) -> EngineLaunch:
+        """How an engine is launched that runs `revision`: what that does not name is the worker's own."""
+        return launch_with(
+            self._base, settings_over(settings_of(self._base), revision), self._slots(revision)
+        )
 
     def settled(self, waiting: Waiting | None = None) -> AbstractAsyncContextManager[object]:
         """Inside, no request runs: others take newcomers where there are any, else they wait here.
@@ -92,24 +113,33 @@ class Changing:
         Raises:
             Refused: a setting that is not supported, or that this worker cannot have.
         """
-        settings = goal_settings(settings_of(self._base), revision)
-        slots = self._base.slots if revision.slots is None else revision.slots
-        seat = self._seats.current
-        if seat is None:
-            raise Retryable("the engine is being restarted")
+        seat = self._serving()
         running = await self._running(seat)
-        planned = plan(running, settings, slots, room=_NOT_ASKED, generation=generation)
+        planned = self._planned(running, revision, _NOT_ASKED, generation)
         if not planned.new_engine:
             return planned
         # Only now: who counts an engine's pages keeps it from mapping memory, for as long as many steps take.
-        room = await asyncio.to_thread(self._room, seat, settings)
-        return plan(running, settings, slots, room=room, generation=generation)
+        room = await asyncio.to_thread(self._room, seat, planned.settings)
+        return self._planned(running, revision, room, generation)
+
+    def _planned(self, running: Running, revision: Revision, room: Room, generation: int) -> Plan:
+        settings = goal_settings(settings_of(self._base), revision)
+        return plan(running, settings, self._slots(revision), room=room, generation=generation)
+
+    def _slots(self, revision: Revision) -> tuple[str, ...]:
+        return self._base.slots if revision.slots is None else revision.slots
+
+    def _serving(self) -> Seat:
+        seat = self._seats.current
+        if seat is None:
+            raise Retryable("the engine is being restarted")
+        return seat
 
     async def live(self, plan: Plan) -> Receipt:
         """Sets what changes between two steps, and reads it back after a step; nothing where nothing changes."""
         engine = self._seats.engine
         if not plan.live:
-            return await self._told(engine.scheduler.known, plan, 0.0)
+            return await self._told(engine.scheduler.known, plan.settings, plan.way, 0.0)
         stood_s = 0.0
         scheduled = {name: value for name, value in plan.live.items() if name != _DRAFT}
         if scheduled:
@@ -121,11 +151,23 @@ class Changing:
         self._note(plan)
         return Receipt(_in_force(plan.settings, force), plan.way, stood_s)
 
-    async def back_to(self, revision: Revision) -> None:
-        """Sets live what a change that was given up has left behind."""
-        back = await self.plan(revision, 0)
-        if back.way is Way.LIVE:
-            await self.live(back)
+    async def back_to(self, revision: Revision) -> Receipt | None:
+        """Sets live what another revision has left behind; None where `revision` needs another engine."""
+        running = await self._running(self._serving())
+        back = self._planned(running, revision, _NOT_ASKED, 0)
+        return None if back.new_engine else await self.live(back)
+
+    async def read_back(self, engine: Engine, revision: Revision) -> Receipt:
+        """What an engine says that takes no requests yet.
+
+        Raises:
+            Refused: that is not what `revision` asks for.
+        """
+        launch = self.launch_of(revision)
+        seat = next((each for each in self._seats.living if each.engine is engine), None)
+        if seat is not None and seat.launch != launch:  # what a launch leaves to vLLM tells nothing
+            raise Refused(f"{revision.revision} needs an engine that is launched otherwise")
+        return await self._told(engine.scheduler.read, settings_of(launch), Way.NOTHING, 0.0)
 
     async def beside(
         self, plan: Plan, revision: str, engage_on: EngageOn, waiting: Waiting | None = None
@@ -143,7 +185,7 @@ class Changing:
         except EngineNotStarted as error:
             raise Refused(f"{error}; the engine before it serves on") from error
         try:
-            receipt = await self._told(seat.engine.scheduler.read, plan, 0.0)
+            receipt = await self._told(seat.engine.scheduler.read, plan.settings, plan.way, 0.0)
             await engage_on(seat.engine)
             seat.revision = revision
         except BaseException:
@@ -168,7 +210,7 @@ class Changing:
             except EngineNotStarted as error:
                 await self._seats.replace(None, old.launch if old is not None else self._base)
                 raise Refused(f"{error}; the engine runs as before") from error
-        return await self._told(seat.engine.scheduler.read, plan, turn.stood_s)
+        return await self._told(seat.engine.scheduler.read, plan.settings, plan.way, turn.stood_s)
 
     async def _running(self, seat: Seat) -> Running:
         settings = settings_of(seat.launch)
@@ -194,17 +236,19 @@ class Changing:
         freed = sum(memory.held_by(other.engine.processes) for other in leaving if other.engine.alive)
         return Room(needed, memory.available() + freed)
 
-    async def _told(self, ask: Callable[[], Awaitable[InForce]], plan: Plan, stood_s: float) -> Receipt:
-        """What the engine itself says that it runs, which must be what was planned."""
+    async def _told(
+        self, ask: Callable[[], Awaitable[InForce]], settings: Settings, way: Way, stood_s: float
+    ) -> Receipt:
+        """What the engine itself says that it runs, which must be `settings`."""
         try:
             force = await ask()
         except Refused:  # started without our calls: what it was started with is all that can be told
-            return Receipt(EngineSettings(**plan.settings), plan.way, stood_s)
+            return Receipt(EngineSettings(**settings), way, stood_s)
         wanted = {
-            name: plan.settings[name] for name in SUPPORTED if name in force.config or name in force.settings
+            name: settings[name] for name in SUPPORTED if name in force.config or name in force.settings
         }
         _raise_for_difference(_comparable(wanted), {**force.config, **force.settings})
-        return Receipt(_in_force(plan.settings, force), plan.way, stood_s)
+        return Receipt(_in_force(settings, force), way, stood_s)
 
     async def _after_a_step(self, engine: Engine) -> InForce:
         """A step of the traffic or, where there is none, of a request of our own: among others that would wait."""

@@ -1,7 +1,6 @@
 """Brings the engine to the desired state, again and again: level-triggered, so a worker that joins late is right."""
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -11,22 +10,21 @@ from polymorph.config.clock import Clock
 from polymorph.engine.launch import EngineLaunch
 from polymorph.engine.loading.admission import Fence, Refused, check_named, check_quarantine
 from polymorph.engine.loading.loader import Loaded, Loader
-from polymorph.engine.loading.target import target
-from polymorph.events.state import Reordered
 from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.changing import Changes
 from polymorph.worker.domain.change import Plan
 from polymorph.worker.faults import Faults
+from polymorph.worker.goals import Change, Goals
 from polymorph.worker.hearing import Hearing
 from polymorph.worker.loading import InForce
 from polymorph.worker.numerics import settled_for
 from polymorph.worker.reports import Reports
 from polymorph.worker.seats import Engines
-from polymorph.worker.served import AtWork, kernels
-from polymorph.worker.service import NOTHING, InService
+from polymorph.worker.served import AtWork
+from polymorph.worker.service import InService
 from polymorph.worker.switching import AGAIN_S, Switching
-from polymorph.worker.waiting import News, Waiting, whatever_comes
+from polymorph.worker.waiting import News
 
 _log = logging.getLogger(__name__)
 _RETRY_S = (AGAIN_S, 1.0, 2.0, 5.0, 10.0)
@@ -34,15 +32,6 @@ _LOOK_AGAIN_S = 30.0
 _STANDING_S = 2.0
 
 LoaderFor = Callable[[Bus, Engine], Loader]
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """To another revision; `waiting` gives it up as soon as something else should come."""
-
-    goal: Revision
-    quarantined: set[str]
-    waiting: Waiting
 
 
 class Convergence:
@@ -59,7 +48,6 @@ class Convergence:
         loader_for: LoaderFor,
         clock: Clock,
     ) -> None:
-        self._worker_id = worker_id
         self._engines = engines
         self._changes = changes
         self._faults = faults
@@ -77,6 +65,7 @@ class Convergence:
         """Held by whoever changes or pauses the engine that serves."""
         self._moving: asyncio.Task[None] | None = None
         self.service = InService(engines, changes, faults, self._news.set)
+        self._goals = Goals(worker_id, self._hearing, faults, self.service, self._news)
         self._switching = Switching(self.service, engines, self.change, self.standing, clock)
 
     @property
@@ -131,9 +120,9 @@ class Convergence:
         """What an engine that is dead now was doing, where `artifact` was being called."""
         return self.service.at_work(self._hearing.generation, artifact)
 
-    def retreat(self) -> EngineLaunch | None:
+    def retreat(self) -> EngineLaunch:
         """Back to the last revision that served and has nothing that is banned; it is engaged by `restore`, or with the
-        next pass. Returns how its engine was launched.
+        next pass. Returns how its engine is launched.
         """
         return self.service.retreat()
 
@@ -169,56 +158,55 @@ class Convergence:
         await self._settled()
         if self.service.banned:
             self.retreat()
-        if self.service.unsure:
-            await self._switching.restore()
+        await self._taken_back()
         if self._faults.lifted:
             self._refused.clear()
-        desired = self._hearing.desired
-        goal = target(desired, self._worker_id)
+        desired, goal = self._hearing.desired, self._goals.desired
         if desired is None or (desired.generation, goal.revision) in self._refused:
+            await self._repay(bus)
             return
-        if goal.revision == self.revision.revision and desired.generation == self._told:
+        runs = goal.revision == self.revision.revision and not self.loaded.unsettled
+        if runs and desired.generation == self._told:
             return
         began = self._clock.monotonic()
-        if goal.revision != self.revision.revision:
+        if not runs:
             try:
                 check_named(goal)
-                await self._load(bus, await self._change_to(bus, goal), desired.generation)
+                waiting = self._goals.waiting(goal)  # before the bus is asked: it may answer late
+                quarantined = await self._faults.against(bus, goal, self.revision)
+                await self._load(bus, Change(goal, quarantined, waiting), desired.generation)
             except Refused as refusal:
-                if self.service.unsure:
-                    await self._switching.restore()
+                await self._taken_back()
                 self._refused.add((desired.generation, goal.revision))
                 await self._reports.refused(bus, desired.generation, goal.revision, str(refusal))
+                if self.service.owed is not None:
+                    self._news.set()  # it comes with the next pass, unless something else is desired by then
                 return
         self._told = desired.generation
         load_s = self._clock.monotonic() - began
         await self._reports.loaded(bus, desired.generation, self.loaded, load_s)
 
+    async def _taken_back(self) -> None:
+        if self.service.unsure:
+            await self._switching.restore()
+
+    async def _repay(self, bus: Bus) -> None:
+        """What is owed comes as any revision does; where it does not, the engine goes on as it is, without kernels."""
+        if self.service.owed is None:
+            return
+        goal = self.service.owed.revision
+        change = Change(goal, set(self._faults.artifacts), self._goals.waiting(goal))
+        try:
+            await self._load(bus, change, self._hearing.generation)
+        except Refused as refusal:
+            _log.error("%s does not come back: %s", goal.revision, refusal)
+            await self._taken_back()
+            self.service.forgives()
+
     async def _settled(self) -> None:
         """Waits for a change that went on while the bus was away; what it failed with is found again."""
         if self._moving is not None and not self._moving.done():
             await asyncio.wait({self._moving})
-
-    async def _change_to(self, bus: Bus, goal: Revision) -> Change:
-        waiting = self._waiting(goal)  # what is heard from here on may overtake it
-        return Change(goal, await self._faults.against(bus, goal, self.revision), waiting)
-
-    def _waiting(self, goal: Revision) -> Waiting:
-        wanted, loaded = self._wanted(), self.loaded
-
-        def overtaken() -> str | None:
-            if self._wanted() != wanted:
-                return f"{goal.revision} still waited, and something else is desired now"
-            if self._faults.banned(kernels(goal)):
-                return f"{goal.revision} still waited, and a kernel of it came into quarantine"
-            if self.loaded is not loaded or self.service.banned or self.service.unsure:
-                return f"{goal.revision} still waited, and what ran before it is to be left"
-            return None
-
-        return Waiting(self._news, overtaken)
-
-    def _wanted(self) -> tuple[Revision, Reordered]:
-        return target(self._hearing.desired, self._worker_id), self._reordered()
 
     async def _load(self, bus: Bus, change: Change, generation: int) -> None:
         goal = change.goal
@@ -233,7 +221,7 @@ class Convergence:
         async with self.change:
             loader = self._loader_for(bus, self._engines.engine)
             bindings = await loader.prepare(goal, change.quarantined)
-            reordered, waiting = self._reordered(), change.waiting
+            reordered, waiting = self._goals.reordered, change.waiting
             settled = settled_for(self._changes, self.revision, goal, reordered, waiting, self._put_back)
             async with settled, self.standing:
                 waiting.check()
@@ -247,10 +235,6 @@ class Convergence:
                 await self.service.salts.salt(self._engines.engine, goal)
                 self.service.runs(InForce.of(loaded, receipt))
             self._switching.stay()
-
-    def _reordered(self) -> Reordered:
-        desired = self._hearing.desired
-        return Reordered.AT_ONCE if desired is None else desired.reordered
 
     async def _put_back(self) -> None:
         async with self.standing:
@@ -270,7 +254,7 @@ class Convergence:
 
         async def engage_on(engine: Engine) -> None:
             loader = self._loader_for(bus, engine)
-            # An engine starts for as long as minutes.
+            # The engine took its time to start: what came into quarantine meanwhile counts as well.
             bindings = await loader.prepare(goal, change.quarantined | self._faults.artifacts)
             made.append(await loader.engage(goal, bindings))
             await self.service.salts.salt(engine, goal)
@@ -280,20 +264,17 @@ class Convergence:
 
     async def _restarted(self, bus: Bus, change: Change, plan: Plan) -> None:
         """Kernels are verified and tried before the engine that serves is given up."""
-        goal, salt = change.goal, self.service.salts.salt
+        goal = change.goal
         bindings = await self._loader_for(bus, self._engines.engine).prepare(goal, change.quarantined)
-        receipt = await self._changes.restart(plan, change.waiting)
-        before = self.loaded
-        self.service.runs(dataclasses.replace(NOTHING, receipt=receipt))
         try:
-            check_quarantine(goal.kernels, self._faults.artifacts)
-            loaded = await self._loader_for(bus, self._engines.engine).engage(goal, bindings)
-            await salt(self._engines.engine, goal)
+            receipt = await self._changes.restart(plan, change.waiting)
         except Refused:
-            planned = await self._changes.plan(before.revision, plan.generation)
-            back = await self._changes.restart(planned, whatever_comes())
-            await self._engines.engine.engage(before.bindings)
-            await salt(self._engines.engine, before.revision)
-            self.service.runs(dataclasses.replace(before, receipt=back))
+            # An engine like the one before has been started: it runs no kernels yet.
+            self.service.unsure = True
             raise
+        self.service.empties(receipt)
+        check_quarantine(goal.kernels, self._faults.artifacts)
+        engine = self._engines.engine
+        loaded = await self._loader_for(bus, engine).engage(goal, bindings)
+        await self.service.salts.salt(engine, goal)
         self.service.runs(InForce.of(loaded, receipt))

@@ -12,6 +12,8 @@ class InForce(Loaded):
     """A revision that the engine serves. Without a receipt its settings are those that it was started with."""
 
     receipt: Receipt | None = None
+    unsettled: bool = False
+    """Whether its settings are what the engine has from another revision: there are no kernels, and that is all."""
 
     @classmethod
     def of(cls, loaded: Loaded, receipt: Receipt | None) -> Self:

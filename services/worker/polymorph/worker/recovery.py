@@ -38,8 +38,8 @@ class LastGood(Protocol):
     def at_work(self, artifact: str | None) -> AtWork: ...
 
     def retreat(self) -> EngineLaunch | None:
-        """Makes the last revision that served, and has nothing that is banned, the one to run; how it is launched,
-        where that is known.
+        """Makes the last revision that served, and has nothing that is banned, the one to run; how its engine is
+        launched, None where as before.
         """
         ...
 

@@ -38,10 +38,6 @@ class Engines(Protocol):
         """Says which revision that engine runs from now on."""
         ...
 
-    def launch_of(self, revision: str) -> EngineLaunch | None:
-        """How the engine was launched that ran `revision` last; None where none did."""
-        ...
-
 
 class EngineNotStarted(RuntimeError):
     """An engine does not start with these settings; the text says why."""
@@ -58,7 +54,6 @@ class Seats:
         self._opening = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
         self._bare = False
-        self._launches: dict[str, EngineLaunch] = {}
         self.living: list[Seat] = []
         self.changes = 0
         """How often newcomers went to another seat."""
@@ -89,11 +84,6 @@ class Seats:
     def runs(self, revision: str) -> None:
         if self.current is not None:
             self.current.revision = revision
-            self._launches[revision] = self.current.launch
-
-    def launch_of(self, revision: str) -> EngineLaunch | None:
-        """How the engine was launched that ran `revision` last; None where none did."""
-        return self._launches.get(revision)
 
     async def open(self, launch: EngineLaunch) -> Seat:
         """Starts another engine beside those that live; no request goes to it yet.
@@ -121,7 +111,6 @@ class Seats:
     def seat(self, seat: Seat) -> Seat | None:
         """Newcomers go to `seat`; returns the seat that had them before, which is now to be drained."""
         self.changes += 1
-        self._launches[seat.revision] = seat.launch
         return self._switch(seat)
 
     def vacate(self) -> None:

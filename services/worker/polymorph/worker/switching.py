@@ -42,7 +42,8 @@ class Switching:
                 self.return_after(ttl_s if empty else AGAIN_S)
                 await engine.engage(() if empty else loaded.bindings, keep_packed=True)
                 self._engines.runs(EMPTY.revision if empty else loaded.revision.revision)
-                self._service.unsure = self._service.loaded is not loaded
+                if self._service.loaded is not loaded:  # who retreats does not wait for this
+                    self._service.unsure = True
                 if not empty:
                     self.stay()
             counters = await engine.counters()

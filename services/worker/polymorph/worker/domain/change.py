@@ -101,13 +101,18 @@ def goal_settings(base: Settings, revision: Revision) -> dict[str, Any]:
     Raises:
         Refused: a name that is not supported, or a value that cannot be.
     """
-    engine = revision.engine or EngineSettings()
-    unknown = sorted(engine.model_extra or {})
+    unknown = sorted(revision.engine.model_extra or {}) if revision.engine else ()
     if unknown:
         raise Refused(f"{', '.join(unknown)}: no setting of a worker; supported are {', '.join(SUPPORTED)}")
-    settings = {**base, **engine.model_dump(exclude_none=True, include=set(SUPPORTED))}
+    settings = settings_over(base, revision)
     _check(settings)
     return settings
+
+
+def settings_over(base: Settings, revision: Revision) -> dict[str, Any]:
+    """The same of a revision that served: nothing is looked at."""
+    engine = revision.engine or EngineSettings()
+    return {**base, **engine.model_dump(exclude_none=True, include=set(SUPPORTED))}
 
 
 def plan(
