@@ -21,7 +21,7 @@ from polymorph.engine.loading.admission import Fence
 from polymorph.events.requests import LeaseHost
 from polymorph.events.state import DesiredState, WorkerRecord
 from polymorph.kernels.signing import Trust
-from polymorph.worker import tries
+from polymorph.worker import rolling, tries
 from polymorph.worker.control_plane import Serving
 from polymorph.worker.domain.lease import HostLease
 from polymorph.worker.faults import Fault, Faults
@@ -77,6 +77,10 @@ class FaultyBus(InMemoryBus):
     async def kv_keys(self, bucket: str) -> list[str]:
         self.once.may("keys")
         return await super().kv_keys(bucket)
+
+    async def kv_update(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        self.once.may("update")
+        return await super().kv_update(bucket, key, value, revision)
 
     async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[KeyValue]:
         self.once.may("watch")
@@ -199,6 +203,18 @@ async def test_the_entry_in_the_registry_outlives_it(bus: FaultyBus) -> None:
     keys = bus.world.bucket(topology.WORKERS)
     await until(lambda: bool(keys.entries(CLOCK.monotonic())), Registry(record, CLOCK).keep(bus))
     assert bus.once.failed == {"record"}
+
+
+async def test_the_lease_of_a_restart_outlives_it(bus: FaultyBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leaving(yes: bool) -> None:
+        del yes
+
+    monkeypatch.setattr(rolling, "_RENEW_S", 0.01)
+    turns = rolling.Rolling("p", "w", CLOCK, lambda: bus, leaving, 1.0)
+    taken = await bus.kv_create(topology.RESTARTS, "p", b"w")
+    keys = bus.world.bucket(topology.RESTARTS)
+    await until(lambda: keys.entries(CLOCK.monotonic())["p"].revision > taken, turns._renewed(taken))
+    assert bus.once.failed == {"update"}
 
 
 async def test_what_is_told_of_requests_and_steps_outlives_it(bus: FaultyBus) -> None:

@@ -13,6 +13,7 @@ from polymorph.bus.errors import BusError, Conflict, NotFound, Retryable
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.events.state import WorkerRecord
+from polymorph.worker import tries
 from polymorph.worker.registry import HEARTBEAT_S
 from polymorph.worker.seat import Seat
 from polymorph.worker.seats import Seats
@@ -147,8 +148,8 @@ class Rolling:
             await bus.kv_delete(topology.RESTARTS, self._pool)
 
     async def _renewed(self, revision: int) -> None:
-        while True:
-            await self._clock.sleep(_RENEW_S)
+        async def renew() -> None:
+            nonlocal revision
             try:
                 revision = await self._needed().kv_update(
                     topology.RESTARTS, self._pool, self._worker_id.encode(), revision
@@ -156,6 +157,10 @@ class Rolling:
             except BusError as error:
                 # The engine may be down already: what was begun is finished, and the lease ends by itself.
                 _log.warning("the restart's lease is not renewed: %s", error)
+
+        while True:
+            await self._clock.sleep(_RENEW_S)
+            await tries.tried("the lease of a restart", renew)
 
     def _needed(self) -> Bus:
         bus = self._bus()
