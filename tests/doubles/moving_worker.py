@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polymorph.bus import topology
+from polymorph.bus.errors import NotFound
 from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
@@ -89,12 +90,15 @@ class Engine:
 class Loader:
     """Prepares whatever is not in quarantine, once it may."""
 
-    def __init__(self, engine: Any, may: asyncio.Event) -> None:
+    def __init__(self, engine: Any, may: asyncio.Event, missing: set[str]) -> None:
         self.engine = engine
         self._may = may
+        self._missing = missing
 
     async def prepare(self, revision: Revision, quarantined: set[str]) -> tuple[SlotBinding, ...]:
         check_quarantine(revision.kernels, quarantined)
+        if not self._missing.isdisjoint(kernel.artifact for kernel in revision.kernels):
+            raise NotFound("an artifact is not there yet")
         await self._may.wait()
         return tuple(SlotBinding(k.definition, k.min_m, k.max_m, "", k.artifact) for k in revision.kernels)
 
@@ -104,7 +108,9 @@ class Loader:
 
 
 class MovingWorker:
-    """`room` says whether a second engine fits, `fails` why one does not start; none runs an artifact of `refuses`."""
+    """`room` says whether a second engine fits, `fails` why one does not start; no engine runs an artifact of
+    `refuses`, and none is there of `missing`.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, room: int = 100 * GIB) -> None:
         monkeypatch.setattr("polymorph.worker.changing.on_cpu", lambda: True)
@@ -117,6 +123,7 @@ class MovingWorker:
         self.engines: list[Engine] = []
         self.fails: Callable[[EngineLaunch], str] = lambda launch: ""
         self.refuses: set[str] = set()
+        self.missing: set[str] = set()
         self.states: list[bool] = []
         self.may_test = asyncio.Event()
         self.may_test.set()
@@ -190,7 +197,7 @@ class MovingWorker:
 
     def _loader(self, bus: Any, engine: Any) -> Any:
         del bus
-        return Loader(engine, self.may_test)
+        return Loader(engine, self.may_test, self.missing)
 
     async def _open(self, launch: EngineLaunch) -> Seat:
         await asyncio.sleep(0)

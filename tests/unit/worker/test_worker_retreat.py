@@ -94,6 +94,22 @@ async def test_where_something_else_is_desired_the_engine_is_changed_for_that_al
     assert engine.engaged == [(B.artifact,), (), (C.artifact,)]
 
 
+async def test_where_what_is_desired_does_not_come_what_ran_before_it_does(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polymorph.worker.convergence._RETRY_S", (0.01, 0.01))
+    worker = made(PLENTY)
+    await _two_revisions(worker)
+    worker.missing = {C.artifact}
+    await worker.desire(3, C, block_size=32)
+    await worker.quarantine(B)
+    await worker.until(lambda: worker.convergence.revision.revision == "r1")
+    assert worker.seats.current is not None
+    assert worker.seats.current.launch == BASE
+    worker.missing.clear()
+    assert (await worker.told("loaded", 3))["kernels"] == [C.artifact]
+
+
 async def test_an_engine_that_does_not_come_back_is_not_told_as_loaded(made: Made) -> None:
     worker = made(PLENTY)
     await _two_revisions(worker)

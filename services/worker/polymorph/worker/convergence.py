@@ -56,6 +56,8 @@ class Convergence:
         self._refused: set[tuple[int, str]] = set()
         self._reports = Reports(pool, worker_id, clock)
         self._told = -1
+        self._failures = 0
+        """Tries in a row."""
         self._news = News()
         faults.on_news = self._news.set
         self._hearing = Hearing(pool, fence, self._reports, self._news, clock)
@@ -86,19 +88,20 @@ class Convergence:
 
     async def run(self, bus: Bus) -> None:
         """Runs until cancelled: converges whenever there is news, and after failures that may pass."""
-        failures = 0
+        self._failures = 0
         self._news.set()  # what went on while the bus was away is told of at once
         while True:
-            pause = _RETRY_S[min(failures, len(_RETRY_S)) - 1] if failures else _LOOK_AGAIN_S
+            failed = self._failures
+            pause = _RETRY_S[min(failed, len(_RETRY_S)) - 1] if failed else _LOOK_AGAIN_S
             await self._wait(pause)
             try:
                 await self._converge(bus)
-                failures = 0
+                self._failures = 0
             except BusError as error:
-                failures += 1
+                self._failures += 1
                 _log.warning("not converged yet, trying again: %s", error)
             except Exception:  # noqa: BLE001 - what nobody foresaw ends one try, not this task
-                failures += 1
+                self._failures += 1
                 _log.exception("not converged yet, trying again")
 
     async def switch(self, *, empty: bool, ttl_s: float) -> int:
@@ -164,6 +167,10 @@ class Convergence:
         desired, goal = self._hearing.desired, self._goals.desired
         if desired is None or (desired.generation, goal.revision) in self._refused:
             await self._repay(bus)
+            return
+        if self._failures > len(_RETRY_S) and self.service.owed is not None:
+            await self._repay(bus)  # what is desired may not come for long
+            self._news.set()
             return
         runs = goal.revision == self.revision.revision and not self.loaded.unsettled
         if runs and desired.generation == self._told:
