@@ -446,6 +446,28 @@ async def test_a_new_engine_is_not_given_up_because_the_bus_is_lost(house: House
     assert changes.moves == ["r1"]
 
 
+async def test_it_ends_where_it_is_cancelled_though_it_cleans_up_with_an_error(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the bus is lost: whoever waits for it would not connect again."""
+    begun, errors = asyncio.Event(), [Retryable("the engine does not answer")]
+
+    async def converge(bus: Any) -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            if errors:
+                raise errors.pop()
+
+    monkeypatch.setattr(house.convergence, "_converge", converge)
+    running = asyncio.create_task(house.convergence.run(house.bus))
+    async with asyncio.timeout(10):
+        await begun.wait()
+        running.cancel()
+        await asyncio.wait({running})
+
+
 async def test_pauses_are_refused_while_an_engine_is_being_changed(house: House) -> None:
     changes = Beside(house.engine)
     house.convergence._changes = changes  # type: ignore[assignment]

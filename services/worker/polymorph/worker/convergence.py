@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from polymorph.bus.errors import BusError, Retryable
+from polymorph.bus.errors import Retryable
 from polymorph.bus.port import Bus
 from polymorph.config.clock import Clock
 from polymorph.engine.launch import EngineLaunch
@@ -24,6 +24,7 @@ from polymorph.worker.seats import Engines
 from polymorph.worker.served import AtWork
 from polymorph.worker.service import InService
 from polymorph.worker.switching import AGAIN_S, Switching
+from polymorph.worker.tries import tried
 from polymorph.worker.waiting import News
 
 _log = logging.getLogger(__name__)
@@ -94,15 +95,8 @@ class Convergence:
             failed = self._failures
             pause = _RETRY_S[min(failed, len(_RETRY_S)) - 1] if failed else _LOOK_AGAIN_S
             await self._wait(pause)
-            try:
-                await self._converge(bus)
-                self._failures = 0
-            except BusError as error:
-                self._failures += 1
-                _log.warning("not converged yet, trying again: %s", error)
-            except Exception:  # noqa: BLE001 - what nobody foresaw ends one try, not this task
-                self._failures += 1
-                _log.exception("not converged yet, trying again")
+            converged = await tried("the way to the desired state", lambda: self._converge(bus))
+            self._failures = 0 if converged else self._failures + 1
 
     async def switch(self, *, empty: bool, ttl_s: float) -> int:
         """Empty slots, or those of the revision again, for a paired measurement; goes back by itself after `ttl_s`.
