@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class SlottedEngine:
     def max_model_len(self) -> int:
         return int(self.llm.model_config.max_model_len)
 
-    @property
+    @cached_property
     def features(self) -> tuple[Feature, ...]:
         """What it has in use beside slots, and whether that goes with kernels of ours."""
         return features(self.llm.vllm_config)

@@ -85,9 +85,8 @@ class Loader:
         """
         if not revision.kernels:
             return ()
-        level = await self._level()
         await self._check_slots(revision)
-        return tuple([await self._prepared(kernel, quarantined, level) for kernel in revision.kernels])
+        return tuple([await self._prepared(kernel, quarantined) for kernel in revision.kernels])
 
     async def engage(self, revision: Revision, bindings: tuple[SlotBinding, ...]) -> Loaded:
         """Makes the slots run `revision`; after any error they may run it or what they ran before.
@@ -119,7 +118,7 @@ class Loader:
         except IsolationTooWeak as error:
             raise Refused(f"no kernel is tested here: {error}") from error
 
-    async def _prepared(self, kernel: KernelBinding, quarantined: set[str], level: Isolation) -> SlotBinding:
+    async def _prepared(self, kernel: KernelBinding, quarantined: set[str]) -> SlotBinding:
         manifest = await self._manifest(kernel)
         admit_binding(kernel, manifest, quarantined)
         held = await self._library(manifest)
@@ -133,7 +132,7 @@ class Loader:
             least=kernel.least or 0,
             most=ANY if kernel.most is None else kernel.most,
         )
-        await self._test(binding, held, str(kernel.numerics), level)
+        await self._test(binding, held, str(kernel.numerics))
         return binding
 
     async def _manifest(self, kernel: KernelBinding) -> Manifest:
@@ -158,10 +157,11 @@ class Loader:
             held = self.libraries.hold(manifest.artifact, content)
         return held
 
-    async def _test(self, binding: SlotBinding, held: HeldLibrary, numerics: str, level: Isolation) -> None:
+    async def _test(self, binding: SlotBinding, held: HeldLibrary, numerics: str) -> None:
         key = (binding.artifact, binding.definition, binding.min_m, binding.max_m)
         if key in self.tested:
             return
+        level = await self._level()
         folder = self.scratch / binding.artifact
         try:
             calls = await self._captured(binding, folder)

@@ -53,7 +53,8 @@ class Hearing:
             return
         self._unreadable = ""
         try:
-            self._fence.admit(desired)
+            # A signature and a file: milliseconds that the event loop has for tokens.
+            await asyncio.to_thread(self._fence.admit, desired)
         except Refused as refusal:
             await self._reports.refused(bus, desired.generation, desired.stable.revision, str(refusal))
             return
