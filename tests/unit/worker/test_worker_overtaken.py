@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,20 @@ async def _leaves_nothing(worker: MovingWorker) -> None:
         await worker.bus.kv_get(topology.RESTARTS, "p")
 
 
-async def test_a_newer_goal_comes_while_a_lossy_change_waits_for_streams(made: Made) -> None:
-    worker = made(100 * GIB)
+@asynccontextmanager
+async def _lossy_that_waits(worker: MovingWorker) -> AsyncIterator[None]:
+    """Inside, a stream runs that a lossy change waits for."""
     seat = await worker.start()
     await worker.another_ready()
     with seat.serving():
         await worker.desire(1, LOSSY)
         await worker.until(lambda: worker.states == [True])
+        yield
+
+
+async def test_a_newer_goal_comes_while_a_lossy_change_waits_for_streams(made: Made) -> None:
+    worker = made(100 * GIB)
+    async with _lossy_that_waits(worker):
         await worker.desire(2, OTHER)
         assert (await worker.told("loaded", 2))["kernels"] == [OTHER.artifact]
         await _leaves_nothing(worker)
@@ -55,11 +63,7 @@ async def test_a_newer_goal_comes_while_a_lossy_change_waits_for_streams(made: M
 
 async def test_a_lossy_kernel_that_comes_into_quarantine_is_waited_for_no_more(made: Made) -> None:
     worker = made(100 * GIB)
-    seat = await worker.start()
-    await worker.another_ready()
-    with seat.serving():
-        await worker.desire(1, LOSSY)
-        await worker.until(lambda: worker.states == [True])
+    async with _lossy_that_waits(worker):
         await worker.quarantine(LOSSY)
         assert "in quarantine" in (await worker.told("refused", 1))["reason"]
         await _leaves_nothing(worker)
@@ -83,11 +87,7 @@ async def test_what_runs_is_dropped_at_once_while_a_lossy_change_waits(made: Mad
 
 async def test_news_that_changes_nothing_lets_a_lossy_change_wait(made: Made) -> None:
     worker = made(100 * GIB)
-    seat = await worker.start()
-    await worker.another_ready()
-    with seat.serving():
-        await worker.desire(1, LOSSY)
-        await worker.until(lambda: worker.states == [True])
+    async with _lossy_that_waits(worker):
         await worker.quarantine(OTHER)
         await worker.until(lambda: OTHER.artifact in worker.faults.artifacts)
         await asyncio.sleep(0.02)
