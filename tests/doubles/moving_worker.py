@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polymorph.bus import topology
-from polymorph.bus.errors import NotFound
+from polymorph.bus.errors import NotFound, Retryable
 from polymorph.bus.memory import InMemoryBus
 from polymorph.bus.memory_world import MemoryWorld
 from polymorph.bus.port import StreamRecord
@@ -53,6 +53,9 @@ class Engine:
         self.salts: list[str | None] = []
         self.engaged: list[tuple[str, ...]] = []
         self.refuses: set[str] = set()
+        self.silences: set[str] = set()
+        self.tried = 0
+        self.reads_lost = 0
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -62,6 +65,9 @@ class Engine:
         return await self.read()
 
     async def read(self) -> InForce:
+        if self.reads_lost:
+            self.reads_lost -= 1
+            raise Retryable("the engine does not answer polymorph_settings")
         config = {"block_size": self.launch.block_size or 16}
         return InForce(dict(self.settings), {"max_num_seqs": 64}, {}, config, self.step, 0.0)
 
@@ -80,6 +86,9 @@ class Engine:
         artifacts = tuple(binding.artifact for binding in bindings)
         if not self.refuses.isdisjoint(artifacts):
             raise Refused("its kernel serves nothing here")
+        if not self.silences.isdisjoint(artifacts):
+            self.tried += 1
+            raise Retryable("the engine does not answer slots_engage")
         self.engaged.append(artifacts)
         return Engaged(0.0, NOTHING)
 
@@ -109,7 +118,8 @@ class Loader:
 
 class MovingWorker:
     """`room` says whether a second engine fits, `fails` why one does not start; no engine runs an artifact of
-    `refuses`, and none is there of `missing`.
+    `refuses` or answers a call for one of `silences`, and none is there of `missing`. An engine that is launched with another
+    block size loses the answers to its first `reads_lost` reads.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, room: int = 100 * GIB) -> None:
@@ -123,6 +133,9 @@ class MovingWorker:
         self.engines: list[Engine] = []
         self.fails: Callable[[EngineLaunch], str] = lambda launch: ""
         self.refuses: set[str] = set()
+        self.silences: set[str] = set()
+        self.reads_lost = 0
+        self.ends_badly = False
         self.missing: set[str] = set()
         self.states: list[bool] = []
         self.may_test = asyncio.Event()
@@ -137,6 +150,8 @@ class MovingWorker:
         self.convergence = Convergence(
             "p", "w", Fence("p", trust), self.seats, self.changing, self.faults, self._loader, clock
         )
+        self.trying = self.convergence._trying
+        self.heard = self.convergence._hearing
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Seat:
@@ -204,11 +219,15 @@ class MovingWorker:
         if reason := self.fails(launch):
             raise EngineNotStarted(reason)
         self.engines.append(Engine(launch))
-        self.engines[-1].refuses = self.refuses
+        self.engines[-1].refuses, self.engines[-1].silences = self.refuses, self.silences
+        if launch.block_size:
+            self.engines[-1].reads_lost = self.reads_lost
         return Seat(self.engines[-1], None, launch, None)  # type: ignore[arg-type]
 
     async def _close(self, seat: Seat) -> None:
         seat.engine.alive = False  # type: ignore[misc]
+        if self.ends_badly:
+            raise RuntimeError("a lifespan failed to end")
 
     async def _leaving(self, yes: bool) -> None:
         self.states.append(yes)

@@ -1,6 +1,7 @@
 """Brings the engine to the desired state, again and again: level-triggered, so a worker that joins late is right."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from polymorph.events.values import Revision, Way
 from polymorph.worker.adapters.engine import Engine
 from polymorph.worker.changing import Changes
 from polymorph.worker.domain.change import Plan
+from polymorph.worker.domain.trying import Trying
 from polymorph.worker.faults import Faults
 from polymorph.worker.goals import Change, Goals
 from polymorph.worker.hearing import Hearing
@@ -28,7 +30,6 @@ from polymorph.worker.tries import tried
 from polymorph.worker.waiting import News
 
 _log = logging.getLogger(__name__)
-_RETRY_S = (AGAIN_S, 1.0, 2.0, 5.0, 10.0)
 _LOOK_AGAIN_S = 30.0
 _STANDING_S = 2.0
 
@@ -57,7 +58,7 @@ class Convergence:
         self._refused: set[tuple[int, str]] = set()
         self._reports = Reports(pool, worker_id, clock)
         self._told = -1
-        self._failures = 0
+        self._trying = Trying()
         """Tries in a row."""
         self._news = News()
         faults.on_news = self._news.set
@@ -89,14 +90,12 @@ class Convergence:
 
     async def run(self, bus: Bus) -> None:
         """Runs until cancelled: converges whenever there is news, and after failures that may pass."""
-        self._failures = 0
+        self._trying.failures = 0
         self._news.set()  # what went on while the bus was away is told of at once
         while True:
-            failed = self._failures
-            pause = _RETRY_S[min(failed, len(_RETRY_S)) - 1] if failed else _LOOK_AGAIN_S
-            await self._wait(pause)
+            await self._wait(self._trying.pause_s or _LOOK_AGAIN_S)
             converged = await tried("the way to the desired state", lambda: self._converge(bus))
-            self._failures = 0 if converged else self._failures + 1
+            self._trying.failures = 0 if converged else self._trying.failures + 1
 
     async def switch(self, *, empty: bool, ttl_s: float) -> int:
         """Empty slots, or those of the revision again, for a paired measurement; goes back by itself after `ttl_s`.
@@ -158,13 +157,21 @@ class Convergence:
         await self._taken_back()
         if self._faults.lifted:
             self._refused.clear()
+            self._trying.anew()
         desired, goal = self._hearing.desired, self._goals.desired
-        if desired is None or (desired.generation, goal.revision) in self._refused:
+        key = (self._hearing.generation, goal.revision)
+        self._trying.of(key)
+        if desired is None or key in self._refused or self._trying.off(self._clock.monotonic()):
             await self._repay(bus)
             return
-        if self._failures > len(_RETRY_S) and self.service.owed is not None:
-            await self._repay(bus)  # what is desired may not come for long
-            self._news.set()
+        if self._trying.owed_first and self.service.owed is not None:
+            await self._repay(bus)
+            off_s = self._trying.put_off(self._clock.monotonic())
+            _log.error(
+                "%s does not come: it is tried again in %.0f s, or when it is desired anew",
+                goal.revision,
+                off_s,
+            )
             return
         runs = goal.revision == self.revision.revision and not self.loaded.unsettled
         if runs and desired.generation == self._told:
@@ -178,7 +185,7 @@ class Convergence:
                 await self._load(bus, Change(goal, quarantined, waiting), desired.generation)
             except Refused as refusal:
                 await self._taken_back()
-                self._refused.add((desired.generation, goal.revision))
+                self._refused.add(key)
                 await self._reports.refused(bus, desired.generation, goal.revision, str(refusal))
                 if self.service.owed is not None:
                     self._news.set()  # it comes with the next pass, unless something else is desired by then
@@ -265,13 +272,18 @@ class Convergence:
 
     async def _restarted(self, bus: Bus, change: Change, plan: Plan) -> None:
         """Kernels are verified and tried before the engine that serves is given up."""
-        goal = change.goal
-        bindings = await self._loader_for(bus, self._engines.engine).prepare(goal, change.quarantined)
+        goal, before = change.goal, self._engines.engine
+        bindings = await self._loader_for(bus, before).prepare(goal, change.quarantined)
         try:
             receipt = await self._changes.restart(plan, change.waiting)
         except Refused:
             # An engine like the one before has been started: it runs no kernels yet.
             self.service.unsure = True
+            raise
+        except BaseException:
+            with contextlib.suppress(Retryable):  # where there is no engine at all
+                if self._engines.engine is not before:  # it serves, and did not answer what it runs
+                    self.service.empties(None)
             raise
         self.service.empties(receipt)
         check_quarantine(goal.kernels, self._faults.artifacts)

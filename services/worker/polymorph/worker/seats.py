@@ -160,6 +160,13 @@ class Seats:
             self._switch(None)
         await self._closer(seat)
 
+    async def _ended(self, seat: Seat) -> None:
+        """Whatever ends with an error there, requests wait for the next one."""
+        try:
+            await self.stop(seat)
+        except Exception:  # noqa: BLE001 - an engine, its application and its folder all end here
+            _log.exception("the engine that leaves has not ended as it should; the next one starts")
+
     def retire(self, seat: Seat) -> None:
         """Drains `seat` for as long as its requests take, then ends its engine."""
         task = asyncio.create_task(self._retire(seat))
@@ -194,7 +201,7 @@ class Seats:
         self._bare = False
         with self.holding():
             if seat is not None:
-                await self.stop(seat)
+                await self._ended(seat)
             try:
                 new = await self.open(launch)
             except EngineNotStarted:

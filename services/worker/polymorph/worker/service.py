@@ -88,7 +88,9 @@ class InService:
             self.unsure = True
             return
         self.loaded, self.owed, self.unsure = found, owed, False
-        if found.unsettled:
+        if (
+            found.unsettled and not loaded.unsettled
+        ):  # once: whoever tries in vain must not hear of it each time
             self._on_news()
 
     async def _again(self, engine: Engine, loaded: InForce) -> tuple[InForce, InForce | None]:

@@ -32,12 +32,10 @@ class Switching:
 
         Returns the calls that the revision's kernels have served so far.
         """
-        if identity(self._service.revision) is not None:
-            raise Refused(
-                "a lossy revision is not switched for a measurement: requests would meet two numerics"
-            )
+        self._check()
         async with self._change:
             async with self._standing:  # only now: a new engine may have come, with a revision of before
+                self._check()
                 loaded, engine = self._service.loaded, self._engines.engine
                 self.return_after(ttl_s if empty else AGAIN_S)
                 await engine.engage(() if empty else loaded.bindings, keep_packed=True)
@@ -48,6 +46,12 @@ class Switching:
                     self.stay()
             counters = await engine.counters()
         return sum(counters.served.get(each, 0) for each in {b.artifact for b in loaded.bindings})
+
+    def _check(self) -> None:
+        if identity(self._service.revision) is not None:
+            raise Refused(
+                "a lossy revision is not switched for a measurement: requests would meet two numerics"
+            )
 
     def return_after(self, seconds: float) -> None:
         """Begun before the slots change: whatever becomes of the change, they come back."""
